@@ -1,0 +1,510 @@
+"""Columns and blocks: how records are held, between operators, in shared memory and in a batch.
+
+A `Block` is a group of records as columns; a `Column` is one field of all of them. Built-in operators work on the
+arrays inside; Python objects per record are made only for a user's own function.
+
+The kind of a column (`Fixed`, `Ragged`, `Text`, `Bytes`, `Objects`) is an execution detail while records travel in
+blocks: one block may hold a field as `Fixed` and the next, with an odd record in it, as `Objects`. What a rank sees must
+not depend on how records were cut into blocks, so a finished batch goes through `canonical`, which is a function of its
+records' values alone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+AnyArray = npt.NDArray[Any]
+
+
+class _Missing:
+    """The value of a field that a record does not have."""
+
+    _only: _Missing | None = None
+
+    def __new__(cls) -> _Missing:
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+        return cls._only
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+MISSING = _Missing()
+
+
+class Column(ABC):
+    """One field of `len(column)` records."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def take(self, index: IntArray) -> Column:
+        """The records at `index` (int64 `[k]`), copied."""
+
+    @abstractmethod
+    def slice(self, low: int, high: int) -> Column:
+        """Records `low` to `high`, as a view."""
+
+    @abstractmethod
+    def to_list(self) -> list[Any]:
+        """One Python value a record: scalars as Python numbers, the rest as arrays, `str`, `bytes` or the object."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int: ...
+
+    @abstractmethod
+    def copy(self) -> Column:
+        """The same records in memory of their own."""
+
+
+class Fixed(Column):
+    """Every record has one shape and dtype: `values` is `[n, ...]`."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: AnyArray) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, index: IntArray) -> Fixed:
+        return Fixed(self.values.take(index, axis=0))
+
+    def slice(self, low: int, high: int) -> Fixed:
+        return Fixed(self.values[low:high])
+
+    def to_list(self) -> list[Any]:
+        if self.values.ndim > 1:
+            return list(self.values)
+        if self.values.dtype in _PYTHON_DTYPES:
+            return self.values.tolist()  # type: ignore[no-any-return]
+        return list(self.values)
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes
+
+    def copy(self) -> Fixed:
+        return Fixed(self.values.copy())
+
+
+_NUMPY_TWINS = {np.int64, np.float64, np.bool_}  # scalars that travel as their Python twins
+_PYTHON_DTYPES = tuple(np.dtype(t) for t in _NUMPY_TWINS)
+
+_R = TypeVar("_R", bound="_Offsets")
+
+
+class _Offsets(Column):
+    """Records of varying length, laid end to end: record `i` is `values[offsets[i]:offsets[i + 1]]`.
+
+    `offsets` (int64 `[n + 1]`) need not begin at 0: a slice shares its values with the column it came from.
+    """
+
+    __slots__ = ("offsets", "values")
+
+    def __init__(self, values: AnyArray, offsets: IntArray) -> None:
+        self.values, self.offsets = values, offsets
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> IntArray:
+        """int64 `[n]`."""
+        return np.diff(self.offsets)
+
+    def take(self: _R, index: IntArray) -> _R:
+        starts, lengths = self.offsets[:-1].take(index), self.lengths.take(index)
+        offsets = np.zeros(len(index) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return type(self)(self.values.take(spans(starts, lengths, offsets)), offsets)
+
+    def slice(self: _R, low: int, high: int) -> _R:
+        return type(self)(self.values, self.offsets[low : max(high, low) + 1])
+
+    def compact(self: _R) -> _R:
+        """The same records with offsets from 0 and no values beyond them (a view where possible)."""
+        first, last = int(self.offsets[0]), int(self.offsets[-1])
+        if first == 0 and last == len(self.values):
+            return self
+        return type(self)(self.values[first:last], self.offsets - first)
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.offsets[-1] - self.offsets[0]) * self.values.itemsize + self.offsets.nbytes
+
+    def copy(self: _R) -> _R:
+        compact = self.compact()
+        return type(self)(compact.values.copy(), compact.offsets.copy())
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} records, {self.values.dtype})"
+
+
+class Ragged(_Offsets):
+    """One-dimensional arrays of varying length; `[i]` is a view."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: int) -> AnyArray:
+        index = _checked(index, len(self))
+        return self.values[self.offsets[index] : self.offsets[index + 1]]
+
+    def __iter__(self) -> Iterator[AnyArray]:
+        return iter(self.to_list())
+
+    def to_list(self) -> list[Any]:
+        bounds = self.offsets.tolist()
+        return [self.values[a:b] for a, b in pairwise(bounds)]
+
+
+class Bytes(_Offsets):
+    """A sequence of `bytes`; `values` is uint8."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: int) -> Any:
+        index = _checked(index, len(self))
+        return self.values[self.offsets[index] : self.offsets[index + 1]].tobytes()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.to_list())
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (Bytes, list, tuple)):
+            return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+        return NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def to_list(self) -> list[Any]:
+        first, bounds = int(self.offsets[0]), self.offsets.tolist()
+        data = self.values[first : bounds[-1]].tobytes()
+        return [data[a - first : b - first] for a, b in pairwise(bounds)]
+
+
+class Text(Bytes):
+    """A sequence of `str`, kept as UTF-8 and decoded when touched (lone surrogates survive)."""
+
+    __slots__ = ()
+
+    def __getitem__(self, index: int) -> Any:
+        return super().__getitem__(index).decode("utf-8", "surrogatepass")
+
+    def to_list(self) -> list[Any]:
+        return [value.decode("utf-8", "surrogatepass") for value in super().to_list()]
+
+
+class Objects(Column):
+    """Anything else, one Python object a record."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, index: IntArray) -> Objects:
+        return Objects([self.values[i] for i in index.tolist()])
+
+    def slice(self, low: int, high: int) -> Objects:
+        return Objects(self.values[low:high])
+
+    def to_list(self) -> list[Any]:
+        return list(self.values)
+
+    @property
+    def nbytes(self) -> int:
+        return 64 * len(self.values)
+
+    def copy(self) -> Objects:
+        return Objects(list(self.values))
+
+
+def _checked(index: int, length: int) -> int:
+    if not -length <= index < length:
+        raise IndexError(f"record {index} of {length}")
+    return index % length if length else index
+
+
+def spans(starts: IntArray, lengths: IntArray, offsets: IntArray | None = None) -> IntArray:
+    """The indices `starts[i] .. starts[i] + lengths[i] - 1` of every span, end to end: int64 `[sum(lengths)]`.
+
+    `offsets` are the running sums of `lengths` from 0, if the caller has them.
+    """
+    if offsets is None:
+        offsets = np.zeros(len(lengths) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+    out = np.arange(int(offsets[-1]), dtype=np.int64)
+    out += np.repeat(starts - offsets[:-1], lengths)
+    return out
+
+
+def joined(values: Sequence[bytes]) -> tuple[AnyArray, IntArray]:
+    """`(uint8 data, int64 offsets)` of byte strings laid end to end."""
+    offsets = np.zeros(len(values) + 1, np.int64)
+    np.cumsum([len(v) for v in values], out=offsets[1:])
+    return np.frombuffer(b"".join(values), np.uint8), offsets
+
+
+def column_of(values: Sequence[Any]) -> Column:
+    """The narrowest kind that gives these very values back; `Objects` where they differ in type.
+
+    Lists stay lists: a user's function must see the same type whatever other records share its block.
+    """
+    if not values:
+        return Objects([])
+    kinds = set(map(type, values))
+    if kinds & _NUMPY_TWINS:
+        values = [v.item() if type(v) in _NUMPY_TWINS else v for v in values]
+        kinds = set(map(type, values))
+    if len(kinds) == 1:
+        kind = kinds.pop()
+        column = _of_one_type(kind, values)
+        if column is not None:
+            return column
+    return Objects(list(values))
+
+
+def _of_one_type(kind: type, values: Sequence[Any]) -> Column | None:
+    if kind is str:
+        return Text(*joined([v.encode("utf-8", "surrogatepass") for v in values]))
+    if kind is bytes:
+        return Bytes(*joined(values))
+    if kind is bool or kind is float:
+        return Fixed(np.array(values))
+    if kind is int:
+        return Fixed(np.array(values, np.int64)) if all(-(2**63) <= v < 2**63 for v in values) else None
+    if issubclass(kind, np.ndarray):
+        return _of_arrays(values)
+    if issubclass(kind, np.generic):
+        return Fixed(np.array(values)) if kind is not np.object_ and not issubclass(kind, np.flexible) else None
+    return None
+
+
+def _list_array(value: list[Any]) -> AnyArray | None:
+    """A list of integers or of floats as an array, else None. An empty list is an empty array."""
+    kinds = set(map(type, value))
+    if kinds <= {int}:
+        try:
+            return np.array(value, np.int64)
+        except OverflowError:
+            return None
+    return np.array(value) if kinds == {float} else None
+
+
+def _of_arrays(arrays: Sequence[AnyArray]) -> Column | None:
+    first = arrays[0]
+    if first.dtype.hasobject or any(a.dtype != first.dtype or a.ndim != first.ndim for a in arrays):
+        return None
+    if first.ndim == 1:
+        offsets = np.zeros(len(arrays) + 1, np.int64)
+        np.cumsum([len(a) for a in arrays], out=offsets[1:])
+        return Ragged(np.concatenate(arrays), offsets)
+    if all(a.shape == first.shape for a in arrays):
+        return Fixed(np.stack(arrays))
+    return None
+
+
+def _concat(columns: list[Column]) -> Column:
+    """Columns end to end: the same kind if they all agree, else `Objects`."""
+    if len(columns) == 1:
+        return columns[0]
+    first = columns[0]
+    if isinstance(first, Fixed) and all(
+        isinstance(c, Fixed) and c.values.dtype == first.values.dtype and c.values.shape[1:] == first.values.shape[1:]
+        for c in columns
+    ):
+        return Fixed(np.concatenate([c.values for c in columns if isinstance(c, Fixed)]))
+    if isinstance(first, _Offsets) and all(
+        type(c) is type(first) and isinstance(c, _Offsets) and c.values.dtype == first.values.dtype for c in columns
+    ):
+        parts = [c.compact() for c in columns if isinstance(c, _Offsets)]
+        bases = np.cumsum([0, *(len(p.values) for p in parts)])
+        offsets = [parts[0].offsets] + [p.offsets[1:] + base for p, base in zip(parts[1:], bases[1:], strict=False)]
+        return type(first)(np.concatenate([p.values for p in parts]), np.concatenate(offsets))
+    return Objects([value for column in columns for value in column.to_list()])
+
+
+class Block:
+    """A group of records as columns, with the samples that each was made from.
+
+    `fields` maps a field's name to its column. `samples` is int64 `[m, 3]`, rows of (dataset, shard, row) as numbers.
+    With `sample_offsets` None record `i` was made from exactly `samples[i]`; else (after packing) from
+    `samples[sample_offsets[i]:sample_offsets[i + 1]]`.
+    """
+
+    __slots__ = ("fields", "sample_offsets", "samples")
+
+    def __init__(self, fields: dict[str, Column], samples: IntArray, sample_offsets: IntArray | None = None) -> None:
+        self.fields, self.samples, self.sample_offsets = fields, samples, sample_offsets
+
+    def __len__(self) -> int:
+        return len(self.samples) if self.sample_offsets is None else len(self.sample_offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"Block({len(self)} records: {', '.join(f'{k} {type(v).__name__}' for k, v in self.fields.items())})"
+
+    @property
+    def nbytes(self) -> int:
+        return sum(c.nbytes for c in self.fields.values()) + self.samples.nbytes
+
+    def take(self, index: IntArray) -> Block:
+        """The records at `index` (int64 `[k]`), copied."""
+        fields = {name: column.take(index) for name, column in self.fields.items()}
+        if self.sample_offsets is None:
+            return Block(fields, self.samples.take(index, axis=0))
+        starts, lengths = self.sample_offsets[:-1].take(index), np.diff(self.sample_offsets).take(index)
+        offsets = np.zeros(len(index) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        return Block(fields, self.samples.take(spans(starts, lengths, offsets), axis=0), offsets)
+
+    def slice(self, low: int, high: int) -> Block:
+        """Records `low` to `high`, as views."""
+        fields = {name: column.slice(low, high) for name, column in self.fields.items()}
+        if self.sample_offsets is None:
+            return Block(fields, self.samples[low:high])
+        return Block(fields, self.samples, self.sample_offsets[low : max(high, low) + 1])
+
+    def select(self, names: Iterable[str]) -> Block:
+        """The same records with only these fields (those that exist)."""
+        return Block({n: self.fields[n] for n in names if n in self.fields}, self.samples, self.sample_offsets)
+
+    def with_fields(self, fields: dict[str, Column]) -> Block:
+        """The same records with other columns."""
+        return Block(fields, self.samples, self.sample_offsets)
+
+    def copy(self) -> Block:
+        """The same records in memory of their own."""
+        compact = self.compact_samples()
+        return Block(
+            {n: c.copy() for n, c in self.fields.items()},
+            compact.samples.copy(),
+            None if compact.sample_offsets is None else compact.sample_offsets.copy(),
+        )
+
+    def compact_samples(self) -> Block:
+        """The same block whose `sample_offsets` begin at 0 and cover all of `samples`."""
+        if self.sample_offsets is None:
+            return self
+        first, last = int(self.sample_offsets[0]), int(self.sample_offsets[-1])
+        if first == 0 and last == len(self.samples):
+            return self
+        return Block(self.fields, self.samples[first:last], self.sample_offsets - first)
+
+    def sample_of(self, record: int) -> tuple[int, int, int]:
+        """(dataset, shard, row) of the first sample that a record was made from: what an error message names."""
+        row = record if self.sample_offsets is None else int(self.sample_offsets[record])
+        dataset, shard, number = self.samples[row].tolist()
+        return dataset, shard, number
+
+    @staticmethod
+    def empty() -> Block:
+        """No record and no field."""
+        return Block({}, np.empty((0, 3), np.int64))
+
+    @staticmethod
+    def concat(blocks: Sequence[Block]) -> Block:
+        """Blocks end to end. A field that some of them lack holds `MISSING` there."""
+        blocks = [b for b in blocks if len(b)] or list(blocks[:1])
+        if not blocks:
+            return Block.empty()
+        if len(blocks) == 1:
+            return blocks[0]
+        names = dict.fromkeys(name for block in blocks for name in block.fields)
+        fields = {
+            n: _concat([b.fields[n] if n in b.fields else Objects([MISSING] * len(b)) for b in blocks]) for n in names
+        }
+        if all(b.sample_offsets is None for b in blocks):
+            return Block(fields, np.concatenate([b.samples for b in blocks]))
+        offsets, parts, base = [np.zeros(1, np.int64)], [], 0
+        for block in blocks:
+            compact = block.compact_samples()
+            ends = np.arange(1, len(block) + 1) if compact.sample_offsets is None else compact.sample_offsets[1:]
+            offsets.append(ends + base)
+            parts.append(compact.samples)
+            base += len(compact.samples)
+        return Block(fields, np.concatenate(parts), np.concatenate(offsets))
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """One plain dict a record; a field that a record lacks is left out."""
+        columns = {name: column.to_list() for name, column in self.fields.items()}
+        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        if any(isinstance(c, Objects) for c in self.fields.values()):
+            rows = [{k: v for k, v in row.items() if v is not MISSING} for row in rows]
+        return rows or [{} for _ in range(len(self))]
+
+    @staticmethod
+    def from_rows(
+        rows: Sequence[Mapping[str, Any]], samples: IntArray, sample_offsets: IntArray | None = None
+    ) -> Block:
+        """Plain dicts as columns; the fields in the order in which they first appear."""
+        names = dict.fromkeys(name for row in rows for name in row)
+        fields = {n: column_of([row.get(n, MISSING) for row in rows]) for n in names}
+        return Block(fields, samples, sample_offsets)
+
+
+def canonical(block: Block) -> Block:
+    """The final form of a batch: fields in the order of their names, each in the kind that its records' values alone decide.
+
+    Records of one shape are stacked (`Fixed`), also where they travelled as `Ragged`; numbers of several widths are
+    widened; a field that some records lack is None there, one that all lack is left out.
+    """
+    fields = {}
+    for name in sorted(block.fields):
+        column = _canonical_column(block.fields[name])
+        if column is not None:
+            fields[name] = column
+    return Block(fields, block.samples, block.sample_offsets).compact_samples()
+
+
+def _canonical_column(column: Column) -> Column | None:
+    if isinstance(column, Objects):
+        if all(v is MISSING for v in column.values) and column.values:
+            return None
+        column = column_of(_widened([None if v is MISSING else v for v in column.values]))
+    if isinstance(column, Ragged) and len(column):
+        lengths = column.lengths
+        if not lengths.any():
+            return Fixed(np.empty((len(column), 0), np.int64))
+        if (lengths == lengths[0]).all():
+            return Fixed(column.compact().values.reshape(len(column), int(lengths[0])))
+    return column.compact() if isinstance(column, _Offsets) else column
+
+
+def _widened(values: list[Any]) -> list[Any]:
+    """Numbers, or one-dimensional arrays of numbers, brought to one dtype if they are all integers or all floats."""
+    arrays = [_list_array(v) if type(v) is list else v for v in values]
+    if all(isinstance(a, np.ndarray) and a.ndim == 1 and a.dtype.kind in "iuf" for a in arrays):
+        solid = [a.dtype for a in arrays if isinstance(a, np.ndarray) and len(a)]
+        kinds = {"f" if d.kind == "f" else "i" for d in solid}
+        dtype = np.result_type(*solid) if solid else np.dtype(np.int64)
+        if len(kinds) <= 1 and (dtype.kind == "f") == ("f" in kinds):
+            return [np.asarray(a, dtype) for a in arrays]
+    elif all(isinstance(v, (int, np.integer)) and not isinstance(v, bool) for v in values):
+        dtype = np.result_type(*{v.dtype if isinstance(v, np.generic) else np.dtype(np.int64) for v in values})
+        if dtype.kind in "iu" and all(-(2**63) <= int(v) < 2**63 for v in values):
+            return [dtype.type(v) for v in values]
+    elif all(isinstance(v, (float, np.floating)) for v in values):
+        dtype = np.result_type(*{v.dtype if isinstance(v, np.generic) else np.dtype(np.float64) for v in values})
+        return [dtype.type(v) for v in values]
+    return values

@@ -1,0 +1,76 @@
+"""Every error a caller may want to handle on its own.
+
+Each message says what happened, where (dataset, shard, row, lane, worker, socket) and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class ZephonError(Exception):
+    """Base of all errors that Zephon raises on purpose."""
+
+
+class SettingError(ZephonError, ValueError):
+    """A setting has a value that makes no sense; the message names it and the allowed range."""
+
+
+class RecipeError(ZephonError):
+    """A recipe cannot be loaded or does not define what it should."""
+
+
+class DatasetError(ZephonError):
+    """A dataset cannot be found, listed or opened."""
+
+
+class TokenizerError(ZephonError):
+    """A tokenizer cannot be loaded, or its fast backend disagrees with the reference."""
+
+
+class CheckpointError(ZephonError):
+    """A checkpoint is malformed, incomplete or cannot be read."""
+
+
+class CheckpointMismatch(CheckpointError):
+    """A checkpoint was taken under other data settings. `differences` maps each setting to (checkpoint, recipe)."""
+
+    def __init__(self, message: str, differences: dict[str, tuple[object, object]] | None = None) -> None:
+        super().__init__(message)
+        self.differences = differences or {}
+
+
+class TopologyError(ZephonError):
+    """Ranks, groups and lanes do not fit together, or two ranks of one session contradict each other."""
+
+
+class DaemonUnavailable(ZephonError):
+    """No daemon answers on the socket."""
+
+
+class ProtocolError(ZephonError):
+    """A message is malformed, too large, or of another protocol version."""
+
+
+class MemoryLimit(ZephonError, MemoryError):
+    """Shared memory that was asked for is more than the machine or its cgroup has left."""
+
+
+class BatchesHeld(ZephonError):
+    """The training loop holds more batches than the memory budget allows."""
+
+
+class RunFailed(ZephonError):
+    """The run cannot go on: a worker or the engine died repeatedly, or an operator failed."""
+
+
+class RecordError(RunFailed):
+    """A record could not be read or processed. Attributes name it: `dataset`, `shard`, `row`, `operator`, `cause`."""
+
+    def __init__(self, dataset: str, shard: str, row: int, operator: str, cause: str) -> None:
+        super().__init__(
+            f"{operator}: dataset {dataset!r}, shard {shard}, row {row}: {cause}. "
+            'Fix the record, or count and skip such records with options(on_error="skip").'
+        )
+        self.dataset, self.shard, self.row, self.operator, self.cause = dataset, shard, row, operator, cause
+
+    def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, int, str, str]]:
+        return RecordError, (self.dataset, self.shard, self.row, self.operator, self.cause)

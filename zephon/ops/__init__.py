@@ -1,0 +1,1 @@
+"""The operators of a pipeline, one a file. Each works on blocks of columns (`zephon.columns.Block`)."""

@@ -1,0 +1,119 @@
+"""What an operator is: a step of a pipeline, working on blocks of columns.
+
+A *stateless* operator turns a block into a block. A *stateful* one makes an `Accumulator` for each window of each
+lane; the accumulator holds records, and a flush at the window's end empties it. The same records must come out
+however they were cut into blocks: that is what lets several workers run a pipeline with one outcome.
+
+With `on_error="skip"` a bad record is counted and left out; `Faults` is where an operator reports one, so that
+none decides that for itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from zephon.columns import Block
+from zephon.errors import RecordError
+
+
+class Named(Protocol):
+    """What `Faults` needs of a dataset to name a record."""
+
+    @property
+    def name(self) -> str: ...
+
+    def shard_path(self, shard: int) -> str: ...
+
+
+class Faults:
+    """What happens to bad records: `"raise"` stops at the first, `"skip"` counts them and goes on.
+
+    `skipped` counts those left out; `reports` keeps one line for each, for the log.
+    """
+
+    def __init__(self, on_error: str = "raise", datasets: Sequence[Named] = ()) -> None:
+        self.on_error, self.datasets = on_error, datasets
+        self.skipped = 0
+        self.reports: list[str] = []
+
+    def bad(self, sample: tuple[int, int, int], operator: str, cause: str | BaseException) -> None:
+        """Report one bad record. Returns only if it is to be left out; otherwise raises `RecordError`."""
+        dataset, shard, row = sample
+        known = dataset < len(self.datasets)
+        error = RecordError(
+            self.datasets[dataset].name if known else str(dataset),
+            self.datasets[dataset].shard_path(shard) if known else str(shard),
+            row,
+            operator,
+            cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}",
+        )
+        if self.on_error != "skip":
+            raise error from (cause if isinstance(cause, BaseException) else None)
+        self.skipped += 1
+        self.reports.append(f"skipped: {error.operator}: {error.dataset!r}, {error.shard}, row {row}: {error.cause}")
+
+
+class WindowKey(NamedTuple):
+    """Names a window of a run: all that the randomness of a stateful operator may depend on."""
+
+    seed: int
+    epoch: int
+    lane: int
+    chunk: int
+
+
+class Operator(ABC):
+    """One step of a pipeline. Instances are picklable before `setup`."""
+
+    name: str
+    changes_counts: bool = False
+    """Whether more or fewer records may come out than went in."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """The operator's data settings as plain JSON values. They are part of the run's identity."""
+
+    def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
+        """The fields it needs from upstream, given those that are needed of its output. None means all."""
+        return downstream
+
+    def setup(self) -> None:  # noqa: B027
+        """Called once in the process that runs the operator, before the first record. Calling it again does nothing."""
+
+
+class Stateless(Operator):
+    """Records in, records out."""
+
+    @abstractmethod
+    def process(self, block: Block, faults: Faults) -> Block:
+        """The records that come of `block`, in its order."""
+
+
+class Accumulator(ABC):
+    """The state of a stateful operator for one window of one lane. Driven by one thread, in lane order."""
+
+    def __init__(self) -> None:
+        self.counters: dict[str, int] = {}
+        """What was dropped or padded, by name (`dropped_tokens`, `padding_tokens`); summed per lane and shown."""
+
+    @abstractmethod
+    def push(self, block: Block, faults: Faults) -> list[Block]:
+        """Take in records; give out those that are ready. Copies whatever outlives the call."""
+
+    @abstractmethod
+    def flush(self, faults: Faults) -> list[Block]:
+        """Give out all that is held. The window is over; the accumulator is used no more."""
+
+    def count(self, name: str, amount: int) -> None:
+        if amount:
+            self.counters[name] = self.counters.get(name, 0) + amount
+
+
+class Stateful(Operator):
+    """Holds records, for one window at a time."""
+
+    @abstractmethod
+    def accumulator(self, key: WindowKey) -> Accumulator:
+        """An empty state for one window."""
