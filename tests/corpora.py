@@ -19,7 +19,9 @@ def row_of(i: int) -> dict[str, Any]:
     return {"id": i, "text": " ".join([f"row {i}", *(f"w{(i * 7 + j) % 97}" for j in range(1 + i % 17))])}
 
 
-def COUNT(n: int, shards: int, folder: Path | str, *, suffix: str = ".jsonl", row: Callable[[int], Row] = row_of) -> Path:
+def COUNT(
+    n: int, shards: int, folder: Path | str, *, suffix: str = ".jsonl", row: Callable[[int], Row] = row_of
+) -> Path:
     """Writes ids 0..n-1 over `shards` files of equal size (the first ones hold one more where it does not divide).
 
     `suffix` chooses the format: `.jsonl`, `.jsonl.gz`, `.jsonl.zst` or `.parquet`. Returns the folder.

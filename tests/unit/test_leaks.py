@@ -46,10 +46,8 @@ def test_a_child_process_is_found_and_killed(leaks: Leaks, child: subprocess.Pop
 
 
 def test_a_process_that_left_the_tree_is_found_by_its_mark(leaks: Leaks) -> None:
-    script = (
-        "import subprocess as s; print(s.Popen(['sleep', '60'], start_new_session=True, stdout=s.DEVNULL).pid)"
-    )
-    pid = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
+    script = "import subprocess as s; print(s.Popen(['sleep', '60'], start_new_session=True, stdout=s.DEVNULL).pid)"
+    pid = subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     assert any(line.startswith(f"process {pid} ") for line in leaks.after_the_test())
     assert leaks.after_the_test() == []
 
