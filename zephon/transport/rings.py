@@ -1,0 +1,312 @@
+"""Slots: who may write one, who still reads one, and when it is free again.
+
+A ring is a segment cut into equal slots, one payload each:
+
+    generation 0   | slot 0 | slot 1 | slot 2 | ...        offset of slot i = i * slot_bytes
+    generation 1   |  slot 0  |  slot 1  | ...             a new segment, after `regrow`
+
+Writer's side, `RingWriter`: bookkeeping alone, it touches no byte of the segment. A slot goes
+`free -> acquired -> published to a set of readers -> free` when the last of these has returned it or is gone, in any
+order. After `regrow` the old generation gives out no slot and retires once all of its slots are back.
+
+Reader's side, `LeaseKeeper`: the lease on a slot is the lifetime of the arrays over it. A numpy view refers to the
+array at the end of its chain of bases, but the chain is not followed past an array of another type. So an ndarray
+subclass instance, the `SlotLease`, sits between the mapping and what the user gets:
+
+    mapping  <-  anchor (another subclass)  <-  SlotLease  <-  plain array  <-  views of it, tensors, memoryviews
+
+and when the last of those dies, so does the SlotLease, and the callback of a weak reference to it notes the slot's
+key. It runs in any thread and in the middle of anything: it takes no lock and only appends. It does nothing in
+a forked child, whose copies of the arrays are not the reader's.
+
+Rejected: `weakref.finalize` (a module-wide registry, `atexit` hooks, runs in forked children), reference counts kept
+in shared memory (a killed reader leaves them wrong), returning slots on `del batch` (a kept view would be overwritten).
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon.errors import ProtocolError
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """One slot: `offset` bytes into the segment of its generation."""
+
+    generation: int
+    index: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotKey:
+    """What a reader gives back: slot `index` of `generation` of a lane's ring."""
+
+    lane: int
+    generation: int
+    index: int
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The shape of one segment of a ring: `slots` slots of `slot_bytes` bytes."""
+
+    id: int
+    slot_bytes: int
+    slots: int
+
+    @property
+    def nbytes(self) -> int:
+        return self.slot_bytes * self.slots
+
+
+@dataclass
+class _Drain:
+    """Where the slots of one generation are. A published slot maps to the readers that have not returned it."""
+
+    shape: Generation
+    free: list[int]
+    acquired: set[int] = field(default_factory=set)
+    published: dict[int, set[int]] = field(default_factory=dict)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.acquired) + len(self.published)
+
+
+class RingWriter:
+    """The bookkeeping of one ring. Used by one thread.
+
+    `held` maps slots that readers hold from the start (after the writer's restart) to these readers. What a peer can
+    get wrong (`returned`) raises ProtocolError, a writer's own mistake ValueError; neither changes anything.
+    """
+
+    def __init__(
+        self, slot_bytes: int, slots: int, *, generation: int = 0, held: Mapping[int, Iterable[int]] | None = None
+    ) -> None:
+        self._generations: dict[int, _Drain] = {}
+        self._retired: list[int] = []
+        self._current = self._begin(generation, slot_bytes, slots)
+        for index, readers in (held or {}).items():
+            if index not in self._current.free:
+                raise ValueError(f"held slot {index} does not exist in a ring of {slots} slots")
+            left = set(readers)
+            if left:
+                self._current.free.remove(index)
+                self._current.published[index] = left
+
+    def _begin(self, number: int, slot_bytes: int, slots: int) -> _Drain:
+        if slot_bytes <= 0 or slots <= 0:
+            raise ValueError(f"a ring needs slots of a positive size, not {slots} slots of {slot_bytes} bytes")
+        # The slot freed last is used first: its bytes are the likeliest to be in a cache.
+        drain = _Drain(Generation(number, slot_bytes, slots), list(range(slots - 1, -1, -1)))
+        self._generations[number] = drain
+        return drain
+
+    @property
+    def generation(self) -> Generation:
+        """The generation that gives out slots."""
+        return self._current.shape
+
+    @property
+    def free(self) -> int:
+        """Slots that `acquire` can still give out."""
+        return len(self._current.free)
+
+    @property
+    def in_flight(self) -> int:
+        """Slots acquired or published, of all generations."""
+        return sum(drain.in_flight for drain in self._generations.values())
+
+    def fits(self, nbytes: int) -> bool:
+        """Whether a payload of `nbytes` fits a slot of this generation at all."""
+        return nbytes <= self._current.shape.slot_bytes
+
+    def acquire(self, nbytes: int) -> Slot | None:
+        """A slot to write `nbytes` into; None when none is free, or when `fits` says no."""
+        current = self._current
+        if not current.free or nbytes > current.shape.slot_bytes:
+            return None
+        index = current.free.pop()
+        current.acquired.add(index)
+        return Slot(current.shape.id, index, index * current.shape.slot_bytes)
+
+    def publish(self, slot: Slot, readers: Iterable[int]) -> bool:
+        """Hands a written slot to `readers`; True when there are none, and it is free again at once."""
+        drain = self._acquired(slot)
+        left = set(readers)
+        drain.acquired.remove(slot.index)
+        if left:
+            drain.published[slot.index] = left
+        else:
+            self._freed(drain, slot.index)
+        return not left
+
+    def abandon(self, slot: Slot) -> None:
+        """Gives back a slot that was acquired and will not be published."""
+        drain = self._acquired(slot)
+        drain.acquired.remove(slot.index)
+        self._freed(drain, slot.index)
+
+    def slot(self, generation: int, index: int) -> Slot:
+        """The slot that a peer names, or ProtocolError when this ring has no such slot (any more)."""
+        drain = self._generations.get(generation)
+        if drain is None:
+            raise ProtocolError(f"slot {index} of generation {generation}: the ring has no such generation, or no more")
+        if not 0 <= index < drain.shape.slots:
+            raise ProtocolError(f"slot {index} of generation {generation}: the ring has {drain.shape.slots} slots")
+        return Slot(generation, index, index * drain.shape.slot_bytes)
+
+    def returned(self, slot: Slot, reader: int) -> bool:
+        """Notes that `reader` is done with `slot`; True when it was the last one and the slot is free."""
+        self.slot(slot.generation, slot.index)
+        drain = self._generations[slot.generation]
+        left = drain.published.get(slot.index)
+        if left is None or reader not in left:
+            raise ProtocolError(
+                f"slot {slot.index} of generation {slot.generation}: reader {reader} returned it, but does not hold it "
+                "(returned twice, or never handed to it)"
+            )
+        left.remove(reader)
+        if left:
+            return False
+        del drain.published[slot.index]
+        self._freed(drain, slot.index)
+        return True
+
+    def drop_reader(self, reader: int) -> list[Slot]:
+        """Takes back all that `reader` holds, for it is gone; the slots that became free."""
+        freed = []
+        for slot in self.held_by(reader):
+            if self.returned(slot, reader):
+                freed.append(slot)
+        return freed
+
+    def held_by(self, reader: int) -> list[Slot]:
+        """The slots that `reader` has not returned."""
+        return [
+            Slot(number, index, index * drain.shape.slot_bytes)
+            for number, drain in self._generations.items()
+            for index, left in drain.published.items()
+            if reader in left
+        ]
+
+    def regrow(self, slot_bytes: int, slots: int) -> Generation:
+        """Starts the next generation, whose slots live in a new segment; the old one only drains from now on."""
+        old = self._current
+        self._current = self._begin(old.shape.id + 1, slot_bytes, slots)
+        self._retire_if_empty(old)
+        return self._current.shape
+
+    def retired(self) -> list[int]:
+        """The generations whose last slot has come back since the last call: their segments may be closed."""
+        retired, self._retired = self._retired, []
+        return retired
+
+    def _acquired(self, slot: Slot) -> _Drain:
+        drain = self._generations.get(slot.generation)
+        if drain is None or slot.index not in drain.acquired:
+            raise ValueError(f"slot {slot.index} of generation {slot.generation} is not acquired")
+        return drain
+
+    def _freed(self, drain: _Drain, index: int) -> None:
+        drain.free.append(index)
+        self._retire_if_empty(drain)
+
+    def _retire_if_empty(self, drain: _Drain) -> None:
+        if drain is not self._current and not drain.in_flight:
+            del self._generations[drain.shape.id]
+            self._retired.append(drain.shape.id)
+
+    def check_invariants(self) -> None:
+        """Every slot is in exactly one place, published ones have a reader, and only draining generations linger."""
+        assert self._generations[self._current.shape.id] is self._current
+        for number, drain in self._generations.items():
+            assert number == drain.shape.id <= self._current.shape.id
+            places = [*drain.free, *drain.acquired, *drain.published]
+            assert sorted(places) == list(range(drain.shape.slots)), f"generation {number}: {sorted(places)}"
+            assert all(drain.published.values()), f"generation {number} has a published slot without a reader"
+            assert drain is self._current or drain.in_flight, f"generation {number} should have retired"
+        assert not set(self._retired) & set(self._generations)
+
+
+class _Anchor(np.ndarray[Any, Any]):
+    """Stands between the mapping and a SlotLease, so that numpy does not skip the lease when it collapses bases."""
+
+
+class SlotLease(np.ndarray[Any, Any]):
+    """Owns one slot for as long as any array over it lives. Never handed out itself."""
+
+
+class _LeaseEnd(weakref.ref[SlotLease]):
+    __slots__ = ("key",)
+    key: SlotKey
+
+
+class LeaseKeeper:
+    """Makes arrays over slots and learns when the last array over each has died.
+
+    `lease`, `drain` and `held` belong to one thread; arrays may die in any. Arrays stay valid when the keeper is gone.
+    """
+
+    def __init__(self) -> None:
+        self._pid = pid = os.getpid()
+        self._ended: deque[_LeaseEnd] = deque()
+        self._live: dict[SlotKey, _LeaseEnd] = {}
+        self._held: Counter[int] = Counter()
+        self._returned: list[SlotKey] = []
+
+        def on_end(
+            end: weakref.ref[SlotLease], pid: int = pid, getpid: Any = os.getpid, note: Any = self._ended.append
+        ) -> None:
+            if getpid() == pid:
+                note(end)
+
+        self._on_end = on_end
+
+    def lease(self, array: Bytes, offset: int, nbytes: int, key: SlotKey, *, read_only: bool = False) -> Bytes:
+        """The `nbytes` bytes at `offset` of the mapped `array`, as a plain uint8 array whose lifetime, with that of
+        all views of it, is the lease. `read_only` clears its `writeable` flag.
+        """
+        if offset < 0 or nbytes < 0 or offset + nbytes > len(array):
+            raise ProtocolError(f"{key}: {nbytes} bytes at {offset} lie outside a segment of {len(array)} bytes")
+        self._sweep()
+        if key in self._live:
+            raise ProtocolError(f"{key}: handed out again while arrays over it live")
+        owner = array.view(_Anchor)[offset : offset + nbytes].view(SlotLease)
+        if read_only:
+            owner.flags.writeable = False
+        end = _LeaseEnd(owner, self._on_end)
+        end.key = key
+        self._live[key] = end
+        self._held[key.lane] += 1
+        return owner.view(np.ndarray)
+
+    def drain(self) -> list[SlotKey]:
+        """The slots to give back: those whose last array has died since the last call. Empty in a forked child."""
+        self._sweep()
+        returned, self._returned = self._returned, []
+        return returned if os.getpid() == self._pid else []
+
+    def held(self, lane: int | None = None) -> int:
+        """How many slots, of one lane or of all, still have arrays over them."""
+        self._sweep()
+        return len(self._live) if lane is None else self._held[lane]
+
+    def _sweep(self) -> None:
+        while self._ended:
+            key = self._ended.popleft().key
+            del self._live[key]
+            self._held[key.lane] -= 1
+            self._returned.append(key)
