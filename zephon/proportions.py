@@ -1,0 +1,166 @@
+"""Proportions: which component takes position T of a mixture, and how many it had before. Arithmetic, no state.
+
+Weights become integers over a common denominator. Components sit at the leaves of a binary tree built as Huffman's
+(the two lightest first, ties by index); of T samples a node sends `floor(T*l/(l+r) + 1/2)` to its lighter child and
+the rest to the other.
+
+Guarantees: counts only ever grow; one position adds one sample to one component; a component of weight 0 is never
+drawn; weights that sum to W give every component exactly its weight after W samples. Exact integers for every
+position below 2**62.
+Rejected: `floor(T*W[i]) - floor(T*W[i-1])` runs backwards; a random draw for each position has no closed-form end.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zephon.errors import SettingError
+
+I64 = NDArray[np.int64]
+
+LARGEST_TOTAL = 2**48  # of weights: float64 then finds a node's share to within one, for positions below 2**50
+_DIRECT = 2**50
+
+
+def checked_weights(setting: str, weights: Mapping[str, Any]) -> dict[str, int | float]:
+    """The weights as plain numbers; SettingError that names the setting and the component for anything senseless."""
+    allowed = "Allowed: for each name a finite number of at least 0, and at least one of them above 0"
+    checked: dict[str, int | float] = {}
+    for name, weight in weights.items():
+        number = isinstance(weight, (int, float, np.integer, np.floating)) and not isinstance(weight, bool)
+        if not number or not 0 <= weight < math.inf:
+            raise SettingError(f"{setting}: the weight of {name!r} is {weight!r}. {allowed}.")
+        checked[name] = int(weight) if isinstance(weight, (int, np.integer)) else float(weight)
+    if not any(checked.values()):
+        raise SettingError(f"{setting}: no weight is above 0 in {dict(weights)!r}. {allowed}.")
+    return checked
+
+
+def integer_weights(weights: Sequence[int | float], largest_total: int = LARGEST_TOTAL) -> list[int]:
+    """Whole numbers in the same proportions.
+
+    Exact where their sum is at most `largest_total`, else the nearest by largest remainder; a positive weight never
+    becomes 0. A float means its decimal notation (0.1 is 1/10).
+    """
+    fractions = [Fraction(weight) if isinstance(weight, int) else Fraction(repr(float(weight))) for weight in weights]
+    if min(fractions, default=Fraction(-1)) < 0 or not any(fractions):
+        raise ValueError(f"weights must be at least 0 and one of them above 0: {list(weights)}")
+    common = math.lcm(*(f.denominator for f in fractions))
+    whole = [f.numerator * (common // f.denominator) for f in fractions]
+    divisor = math.gcd(*whole)
+    whole = [w // divisor for w in whole]
+    total = sum(whole)
+    if total <= largest_total:
+        return whole
+    shares = [max(w * largest_total // total, min(w, 1)) for w in whole]
+    by_remainder = sorted(range(len(whole)), key=lambda i: (-(whole[i] * largest_total % total), i))
+    for i in by_remainder[: max(0, largest_total - sum(shares))]:
+        shares[i] += 1
+    while (excess := sum(shares) - largest_total) > 0:  # tiny weights were raised to 1: the largest give it back
+        largest = max(range(len(shares)), key=lambda i: (shares[i], -i))
+        shares[largest] -= min(excess, shares[largest] - 1)
+    return shares
+
+
+class Proportions:
+    """The tree over integer weights. Components are numbered as the weights are."""
+
+    def __init__(self, weights: Sequence[int]) -> None:
+        if not any(weights) or min(weights) < 0 or sum(weights) > LARGEST_TOTAL:
+            raise ValueError(f"weights must be whole numbers of at least 0 with a sum from 1 to 2**48: {list(weights)}")
+        self.weights = tuple(int(w) for w in weights)
+        # A node is (lighter child, heavier child, lighter weight, both weights); a child is a node or ~component.
+        self._nodes: list[tuple[int, int, int, int]] = []
+        self._parent: dict[int, int] = {}
+        heap = [(w, i, ~i) for i, w in enumerate(self.weights) if w]
+        heapq.heapify(heap)
+        while len(heap) > 1:
+            light_weight, _, light = heapq.heappop(heap)
+            heavy_weight, _, heavy = heapq.heappop(heap)
+            node, both = len(self._nodes), light_weight + heavy_weight
+            self._nodes.append((light, heavy, light_weight, both))
+            self._parent[light] = self._parent[heavy] = node
+            heapq.heappush(heap, (both, len(self.weights) + node, node))
+        self._root = heap[0][2]
+
+    def counts(self, total: int) -> list[int]:
+        """How many of the first `total` positions each component has. Exact for any total."""
+        out = [0] * len(self.weights)
+        stack = [(self._root, int(total))]
+        while stack:
+            child, here = stack.pop()
+            if child < 0:
+                out[~child] = here
+                continue
+            light, heavy, weight, both = self._nodes[child]
+            to_light = (2 * here * weight + both) // (2 * both)
+            stack += [(light, to_light), (heavy, here - to_light)]
+        return out
+
+    def first_total_with(self, component: int, count: int) -> int:
+        """The least T such that `component` has `count` of the first T positions. ValueError if it is never drawn."""
+        if not self.weights[component]:
+            raise ValueError(f"component {component} has weight 0 and is never drawn")
+        if count <= 0:
+            return 0
+        child, needed = ~component, int(count)
+        while child != self._root:
+            node = self._parent[child]
+            light, _, weight, both = self._nodes[node]
+            if child == light:  # floor(T*l/w + 1/2) >= needed
+                needed = -(-(2 * needed - 1) * both // (2 * weight))
+            else:  # T - floor(T*l/w + 1/2) = ceil(T*h/w - 1/2) >= needed
+                needed = (2 * needed - 1) * both // (2 * (both - weight)) + 1
+            child = node
+        return needed
+
+    def groups(self, positions: I64) -> Iterator[tuple[int, I64, I64]]:
+        """For each component drawn: (component, where in `positions`, number of its samples before that position)."""
+        if not len(positions):
+            return
+        stack = [(self._root, np.arange(len(positions)), np.asarray(positions, dtype=np.int64))]
+        while stack:
+            child, where, here = stack.pop()
+            if child < 0:
+                yield ~child, where, here
+                continue
+            light, heavy, weight, both = self._nodes[child]
+            before, remainder = _sent(here, weight, both)
+            goes_light = 2 * (remainder + weight) >= both  # one more position tips the rounding
+            for side, mask, onward in ((light, goes_light, before), (heavy, ~goes_light, here - before)):
+                chosen = np.flatnonzero(mask)
+                if len(chosen):
+                    stack.append((side, where[chosen], onward[chosen]))
+
+    def locate(self, positions: I64) -> tuple[I64, I64]:
+        """(component, number of its samples before) for each position, both int64 of the positions' length."""
+        component, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        for which, where, here in self.groups(positions):
+            component[where], index[where] = which, here
+        return component, index
+
+
+def _sent(positions: I64, weight: int, both: int) -> tuple[I64, I64]:
+    """(q, r): q = floor(T*weight/both + 1/2) and r = T*weight - q*both, which lies in [-both/2, both/2).
+
+    float64 finds q to within one; r is computed modulo 2**64 and is small, hence exact, and corrects q.
+    """
+    whole: I64 | None = None
+    if positions.max() >= _DIRECT:
+        whole, positions = np.divmod(positions, np.int64(both))
+    q = np.rint(positions * (float(weight) / float(both))).astype(np.int64)
+    l_, w_ = np.array([weight], dtype=np.int64), np.array([both], dtype=np.int64)
+    r: I64 = positions * l_ - q * w_
+    up, down = 2 * r >= w_, 2 * r < -w_
+    q += up
+    q -= down
+    r -= up * w_
+    r += down * w_
+    return (q if whole is None else q + whole * l_), r
