@@ -62,7 +62,7 @@ class RowOrder:
 
     def _block_rows(self, size: BlockSize) -> int:
         if size is None or not self.rows:
-            return 1
+            return 1  # each row a block of its own: the order stays
         if size == "global":
             return self.rows
         return min(self.rows, 8 * int(self._counts.max()) if size == "auto" else int(size))
@@ -188,6 +188,18 @@ class Curriculum:
         """The samples of the lane's chunk `n`: int64 [count, 3] of (dataset, shard, row)."""
         here = self.positions(lane, n)
         return self.pointers_at(np.arange(here.start, here.stop, dtype=np.int64))
+
+    def lane_pointers(self, lane: int, low: int, high: int) -> I64:
+        """The lane's samples `low` to `high`, numbered along its chunks: int64 [high - low, 3] of (dataset, shard, row)."""
+        if low >= high:
+            return np.empty((0, 3), dtype=np.int64)
+        self._check_lane(lane)
+        chunk, within = np.divmod(np.arange(low, high, dtype=np.int64), np.int64(self.chunk_size))
+        first, last = int(chunk[0]), int(chunk[-1])
+        rounds = np.arange(first, last + 1, dtype=np.int64)
+        starts = (rounds * self.lanes + self._places(rounds, np.full_like(rounds, lane))) * self.chunk_size
+        starts[-1] = self.positions(lane, last).start
+        return self.pointers_at(starts[chunk - first] + within)
 
     def pointers_at(self, positions: I64) -> I64:
         """The samples at any global positions [m]: int64 [m, 3] of (dataset, shard, row)."""

@@ -1,10 +1,11 @@
 """Permutations that cost no memory, and the hash from which every seed is derived.
 
 `permute` maps positions of `[0, n)` to `[0, n)`, one to one, for any n up to 2**62, at any position directly: a
-Feistel network over the digit pairs (left, right) of base `b`, `a * b >= n`, with cycle walking for the few values
-that land beyond n. With `a = ceil(sqrt(n))` fewer than one value in sqrt(n) walks. A network over a handful of values
-is a poor shuffle, so up to `SMALL` the position's rank among n hashes is used instead: every permutation is then as
-likely as any other.
+Feistel network over digit pairs (left, right) with `a` values on the left and `b` on the right, `a * b >= n`, and
+cycle walking for results beyond n. With `a = ceil(sqrt(n))` fewer than one in sqrt(n) walks. The smaller the digits
+the more rounds it takes until pairs of positions look like chance: 6 from `LARGE` values on, 18 below (counted over
+millions of keys). Up to `SMALL` values, the position's rank among n hashes is used instead: every permutation is then
+as likely as any other.
 
 Guarantees: integers only, so the same on every machine; a pure function of (position, n, key); any two keys give
 unrelated orders.
@@ -27,12 +28,13 @@ Seedable = int | str | np.integer | NDArray[Any]
 
 LARGEST = 2**62
 SMALL = 16
+LARGE = 4096
 
 _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _SPREAD = 0xD1342543DE82EF95
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # Stafford's variant 13, as in splitmix64
-_ROUNDS = tuple((_GAMMA * r + 0x2545F4914F6CDD1D) & _MASK for r in range(1, 7))
+_ROUND_KEYS = tuple((_GAMMA * r + 0x2545F4914F6CDD1D) & _MASK for r in range(1, 19))
 
 
 def _one(value: int) -> U64:
@@ -102,23 +104,21 @@ def permute(positions: Any, n: Any, key: Any) -> NDArray[np.int64]:
     Returns int64 of the broadcast shape. Raises ValueError for a position outside `[0, n)` or an n above 2**62.
     """
     shape = np.broadcast_shapes(np.shape(positions), np.shape(n), np.shape(key))
-    sizes, keys = _spread(n, shape), _spread(key, shape)
+    sizes, given = _spread(n, shape), _spread(key, shape)
     x: U64 = np.broadcast_to(np.asarray(positions), shape).reshape(-1).astype(np.uint64)
     if not x.size:
         return np.empty(shape, dtype=np.int64)
     if (x >= sizes).any() or (sizes > _one(LARGEST)).any():
         raise ValueError(f"permute: positions must lie in [0, n), n at most 2**62; n is {sizes.min()} to {sizes.max()}")
-    keys = keys * _one(_SPREAD) + _A_GAMMA
+    keys = given * _one(_SPREAD) + _A_GAMMA
     _scramble(keys)
-    small = sizes <= _one(SMALL)
-    if small.all():
-        out = _by_rank(x, sizes, keys)
-    elif not small.any():
-        out = _by_network(x, sizes, keys)
-    else:
-        out = np.empty_like(x)
-        for where, method in ((small, _by_rank), (~small, _by_network)):
-            out[where] = method(x[where], _pick(sizes, where), _pick(keys, where))
+    out = np.empty_like(x)
+    small, large = sizes <= _one(SMALL), sizes >= _one(LARGE)
+    for where, rounds in ((small, 0), (~(small | large), 18), (large, 6)):
+        if where.all():
+            out = _by_network(x, sizes, keys, rounds) if rounds else _by_rank(x, sizes, keys)
+        elif where.any():
+            out[where] = permute(x[where], sizes[where], _pick(given, where)).view(np.uint64)
     return out.view(np.int64).reshape(shape)
 
 
@@ -151,23 +151,23 @@ def _by_rank(x: U64, sizes: U64, keys: U64) -> U64:
     return rank
 
 
-def _by_network(x: U64, sizes: U64, keys: U64) -> U64:
+def _by_network(x: U64, sizes: U64, keys: U64, rounds: int) -> U64:
     lefts: U64 = np.ceil(np.sqrt(sizes.astype(np.float64))).astype(np.uint64)  # sqrt rounds alike everywhere
     rights: U64 = (sizes + lefts - _one(1)) // lefts
-    out = _network(x, lefts, rights, keys)
+    out = _network(x, lefts, rights, keys, rounds)
     walking = np.flatnonzero(out >= sizes)
     while walking.size:
-        moved = _network(out[walking], _pick(lefts, walking), _pick(rights, walking), _pick(keys, walking))
+        moved = _network(out[walking], _pick(lefts, walking), _pick(rights, walking), _pick(keys, walking), rounds)
         out[walking] = moved
         walking = walking[moved >= _pick(sizes, walking)]
     return out
 
 
-def _network(x: U64, lefts: U64, rights: U64, keys: U64) -> U64:
+def _network(x: U64, lefts: U64, rights: U64, keys: U64, rounds: int) -> U64:
     left: U64 = x // rights
     right: U64 = x - left * rights
     moving, fixed, size, other = left, right, lefts, rights
-    for constant in _ROUNDS:
+    for constant in _ROUND_KEYS[:rounds]:
         word = fixed * _A_GAMMA
         word += keys + _one(constant)
         _scramble(word)
