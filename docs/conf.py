@@ -1,4 +1,4 @@
-"""Builds the Markdown pages of this folder with Sphinx; `make docs` fails on any warning, a broken link first of all."""
+"""Builds the Markdown pages of this folder with Sphinx; `make docs` makes every warning an error, broken links too."""
 from __future__ import annotations
 
 project = "Zephon"
