@@ -190,10 +190,12 @@ class Curriculum:
         return self.pointers_at(np.arange(here.start, here.stop, dtype=np.int64))
 
     def lane_pointers(self, lane: int, low: int, high: int) -> I64:
-        """The lane's samples `low` to `high`, numbered along its chunks: int64 [high - low, 3] of (dataset, shard, row)."""
+        """The lane's samples `low` to `high`, numbered along its chunks: int64 [high - low, 3] as `pointers`."""
+        samples = self.lane_samples(lane)
+        if low < 0 or (samples is not None and high > samples):
+            raise IndexError(f"lane {lane} has no samples {low} to {high}: it has {samples}, numbered from 0")
         if low >= high:
             return np.empty((0, 3), dtype=np.int64)
-        self._check_lane(lane)
         chunk, within = np.divmod(np.arange(low, high, dtype=np.int64), np.int64(self.chunk_size))
         first, last = int(chunk[0]), int(chunk[-1])
         rounds = np.arange(first, last + 1, dtype=np.int64)
@@ -217,7 +219,7 @@ class Curriculum:
     def _piece_length(self, lane: int) -> int:
         return self._piece + (lane < self._larger)
 
-    def _places(self, round_number: int, lanes: Any) -> Any:
+    def _places(self, round_number: Any, lanes: Any) -> Any:
         """The place of each lane among the chunks of a round."""
         if self._lane_key is None:
             return lanes

@@ -293,6 +293,20 @@ def test_pointers_of_a_lane_are_those_at_its_positions(source, lanes, chunk_size
     assert curriculum.components(np.arange(curriculum.total)).tolist() == [s[0] for s in samples]
 
 
+@given(source=sources(), lanes=st.integers(1, 8), chunk_size=st.integers(1, 30), data=st.data())
+def test_any_range_of_a_lanes_samples_is_cut_from_its_stream(source, lanes, chunk_size, data):
+    curriculum = source.curriculum(3, 0, lanes, chunk_size)
+    lane = data.draw(st.integers(0, lanes - 1))
+    samples = curriculum.lane_samples(lane)
+    low, high = sorted(data.draw(st.tuples(st.integers(0, samples), st.integers(0, samples))))
+    assert [tuple(p) for p in curriculum.lane_pointers(lane, low, high).tolist()] == lane_stream(curriculum, lane)[
+        low:high
+    ]
+    for outside in [(0, samples + 1), (-1, samples)]:
+        with pytest.raises(IndexError, match=f"lane {lane} has no samples"):
+            curriculum.lane_pointers(lane, *outside)
+
+
 def test_96_rows_on_8_lanes_are_12_rows_a_lane():
     source = StaticMixtureWorkSource([rows("a", 50, 46)], None)
     curriculum = source.curriculum(0, 0, 8, 2048)
