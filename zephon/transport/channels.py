@@ -23,6 +23,7 @@ import socket
 import stat
 import struct
 import time
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -39,6 +40,7 @@ MAX_FDS = 32
 MAX_PATH = 107
 """Bytes of the longest path that a Unix socket address holds."""
 
+_FDS_SPACE = socket.CMSG_LEN(MAX_FDS * array("i").itemsize)
 _BUFFER = 8 * MAX_DESCRIPTOR
 _BACKLOG = 128
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
@@ -124,9 +126,7 @@ class Channel:
         messages: list[tuple[bytes, list[int]]] = []
         while len(messages) < limit and not self._at_end:
             try:
-                payload, fds, flags, _ = socket.recv_fds(
-                    self._socket, MAX_DESCRIPTOR, MAX_FDS, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-                )
+                payload, fds, flags = self._read()
             except OSError as error:
                 if error.errno == errno.EAGAIN:
                     break
@@ -170,11 +170,23 @@ class Channel:
         while self._outbox:
             _close_all(self._outbox.popleft()[1])
 
+    def _read(self) -> tuple[bytes, list[int], int]:
+        # Not socket.recv_fds and send_fds: before Python 3.12 they drop the flags they are given.
+        payload, ancillary, flags, _ = self._socket.recvmsg(
+            MAX_DESCRIPTOR, _FDS_SPACE, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+        )
+        fds = array("i")
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        return payload, fds.tolist(), flags
+
     def _transmit(self, payload: bytes, fds: Sequence[int]) -> bool:
         flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         try:
             if fds:
-                socket.send_fds(self._socket, [payload], list(fds), flags)
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+                self._socket.sendmsg([payload], [rights], flags)
             else:
                 self._socket.send(payload, flags)
         except OSError as error:
