@@ -4,9 +4,9 @@ A `Block` is a group of records as columns; a `Column` is one field of all of th
 arrays inside; Python objects per record are made only for a user's own function.
 
 The kind of a column (`Fixed`, `Ragged`, `Text`, `Bytes`, `Objects`) is an execution detail while records travel in
-blocks: one block may hold a field as `Fixed` and the next, with an odd record in it, as `Objects`. What a rank sees must
-not depend on how records were cut into blocks, so a finished batch goes through `canonical`, which is a function of its
-records' values alone.
+blocks: one block may hold a field as `Fixed` and the next, with an odd record in it, as `Objects`. What a rank sees
+must not depend on how records were cut into blocks, so a finished batch goes through `canonical`, which is a function
+of its records' values alone.
 """
 
 from __future__ import annotations
@@ -106,6 +106,7 @@ class Fixed(Column):
 
 
 _NUMPY_TWINS = {np.int64, np.float64, np.bool_}  # scalars that travel as their Python twins
+_PLAIN = "biufcmMSU"  # kinds of dtype whose values are their bytes, and whose arrays join without a change of dtype
 _PYTHON_DTYPES = tuple(np.dtype(t) for t in _NUMPY_TWINS)
 
 _R = TypeVar("_R", bound="_Offsets")
@@ -273,16 +274,34 @@ def column_of(values: Sequence[Any]) -> Column:
     """
     if not values:
         return Objects([])
+    values = _plain(values)
     kinds = set(map(type, values))
-    if kinds & _NUMPY_TWINS:
-        values = [v.item() if type(v) in _NUMPY_TWINS else v for v in values]
-        kinds = set(map(type, values))
     if len(kinds) == 1:
         kind = kinds.pop()
         column = _of_one_type(kind, values)
         if column is not None:
             return column
     return Objects(list(values))
+
+
+def _plain(values: Sequence[Any]) -> Sequence[Any]:
+    """The values in the one form in which they leave any kind of column, so that no value tells how it travelled:
+    numpy's twins of Python scalars as those, arrays of no dimension as scalars, arrays in the machine's byte order."""
+    kinds = set(map(type, values))
+    if np.memmap in kinds:
+        values = [np.asarray(v) if type(v) is np.memmap else v for v in values]
+        kinds = set(map(type, values))
+    if np.ndarray in kinds and any(type(v) is np.ndarray and not (v.ndim and v.dtype.isnative) for v in values):
+        values = [_plain_array(v) if type(v) is np.ndarray else v for v in values]
+        kinds = set(map(type, values))
+    if kinds & _NUMPY_TWINS:
+        values = [v.item() if type(v) in _NUMPY_TWINS else v for v in values]
+    return values
+
+
+def _plain_array(array: AnyArray) -> Any:
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return native if native.ndim else native[()]
 
 
 def _of_one_type(kind: type, values: Sequence[Any]) -> Column | None:
@@ -294,10 +313,11 @@ def _of_one_type(kind: type, values: Sequence[Any]) -> Column | None:
         return Fixed(np.array(values))
     if kind is int:
         return Fixed(np.array(values, np.int64)) if all(-(2**63) <= v < 2**63 for v in values) else None
-    if issubclass(kind, np.ndarray):
+    if kind is np.ndarray:
         return _of_arrays(values)
-    if issubclass(kind, np.generic):
-        return Fixed(np.array(values)) if kind is not np.object_ and not issubclass(kind, np.flexible) else None
+    if issubclass(kind, np.generic) and not issubclass(kind, np.flexible):
+        dtype = values[0].dtype  # times of several units share a type
+        return Fixed(np.array(values)) if dtype.kind in _PLAIN and all(v.dtype == dtype for v in values) else None
     return None
 
 
@@ -314,7 +334,7 @@ def _list_array(value: list[Any]) -> AnyArray | None:
 
 def _of_arrays(arrays: Sequence[AnyArray]) -> Column | None:
     first = arrays[0]
-    if first.dtype.hasobject or any(a.dtype != first.dtype or a.ndim != first.ndim for a in arrays):
+    if first.dtype.kind not in _PLAIN or any(a.dtype != first.dtype or a.ndim != first.ndim for a in arrays):
         return None
     if first.ndim == 1:
         offsets = np.zeros(len(arrays) + 1, np.int64)
@@ -335,9 +355,8 @@ def _concat(columns: list[Column]) -> Column:
         for c in columns
     ):
         return Fixed(np.concatenate([c.values for c in columns if isinstance(c, Fixed)]))
-    if isinstance(first, _Offsets) and all(
-        type(c) is type(first) and isinstance(c, _Offsets) and c.values.dtype == first.values.dtype for c in columns
-    ):
+    kinds = {(type(c), c.values.dtype) if isinstance(c, _Offsets) else None for c in columns}
+    if isinstance(first, _Offsets) and len(kinds) == 1:
         parts = [c.compact() for c in columns if isinstance(c, _Offsets)]
         bases = np.cumsum([0, *(len(p.values) for p in parts)])
         offsets = [parts[0].offsets] + [p.offsets[1:] + base for p, base in zip(parts[1:], bases[1:], strict=False)]
@@ -464,7 +483,7 @@ class Block:
 
 
 def canonical(block: Block) -> Block:
-    """The final form of a batch: fields in the order of their names, each in the kind that its records' values alone decide.
+    """The final form of a batch: fields in the order of their names, each in the kind that its values alone decide.
 
     Records of one shape are stacked (`Fixed`), also where they travelled as `Ragged`; numbers of several widths are
     widened; a field that some records lack is None there, one that all lack is left out.
@@ -481,21 +500,23 @@ def _canonical_column(column: Column) -> Column | None:
     if isinstance(column, Objects):
         if all(v is MISSING for v in column.values) and column.values:
             return None
-        column = column_of(_widened([None if v is MISSING else v for v in column.values]))
+        column = column_of(_widened(_plain([None if v is MISSING else v for v in column.values])))
     if isinstance(column, Ragged) and len(column):
         lengths = column.lengths
         if not lengths.any():
             return Fixed(np.empty((len(column), 0), np.int64))
         if (lengths == lengths[0]).all():
             return Fixed(column.compact().values.reshape(len(column), int(lengths[0])))
+    if isinstance(column, Fixed) and column.values.ndim == 2 and not column.values.shape[1]:
+        return Fixed(np.empty((len(column), 0), np.int64))
     return column.compact() if isinstance(column, _Offsets) else column
 
 
-def _widened(values: list[Any]) -> list[Any]:
+def _widened(values: Sequence[Any]) -> Sequence[Any]:
     """Numbers, or one-dimensional arrays of numbers, brought to one dtype if they are all integers or all floats."""
     arrays = [_list_array(v) if type(v) is list else v for v in values]
-    if all(isinstance(a, np.ndarray) and a.ndim == 1 and a.dtype.kind in "iuf" for a in arrays):
-        solid = [a.dtype for a in arrays if isinstance(a, np.ndarray) and len(a)]
+    if all(type(a) is np.ndarray and a.ndim == 1 and a.dtype.kind in "iuf" for a in arrays):
+        solid = [a.dtype for a in arrays if a is not None and len(a)]
         kinds = {"f" if d.kind == "f" else "i" for d in solid}
         dtype = np.result_type(*solid) if solid else np.dtype(np.int64)
         if len(kinds) <= 1 and (dtype.kind == "f") == ("f" in kinds):
