@@ -45,6 +45,7 @@ class Batch(Mapping[str, Any]):
         first_record: int,
         ends_round: bool = False,
         dataset_names: Sequence[str] = (),
+        packed: bool = False,
         output: str | None = None,
     ) -> None:
         self.block = block
@@ -55,6 +56,8 @@ class Batch(Mapping[str, Any]):
         self.ends_round = ends_round
         """Whether this rank has now had one batch from each of its lanes."""
         self.dataset_names = tuple(dataset_names)
+        self.packed = packed or block.sample_offsets is not None
+        """Whether `samples` holds a list for each record, as in a pipeline that makes one record from several."""
         self.output = output
         self._digests: dict[str, bytes] = {}
         self._tensors: dict[str, Any] = {}  # private copies alone, so that a change in place is seen again
@@ -117,11 +120,11 @@ class Batch(Mapping[str, Any]):
 
     @property
     def samples(self) -> list[Any]:
-        """For each record the `(dataset name, shard, row)` it was made from; after packing, a list of them."""
+        """For each record the `(dataset name, shard, row)` it was made from; if `packed`, a list of them."""
         names, block = self.dataset_names, self.block.compact_samples()
         rows: list[Sample] = [(names[dataset], shard, row) for dataset, shard, row in block.samples.tolist()]
         if block.sample_offsets is None:
-            return list(rows)
+            return [[row] for row in rows] if self.packed else list(rows)
         bounds = block.sample_offsets.tolist()
         return [rows[low:high] for low, high in pairwise(bounds)]
 
@@ -136,11 +139,12 @@ class Batch(Mapping[str, Any]):
             first_record=self.first_record,
             ends_round=self.ends_round,
             dataset_names=self.dataset_names,
+            packed=self.packed,
             output=self.output,
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        place = (self.lane, self.first_record, self.ends_round, self.dataset_names, self.output)
+        place = (self.lane, self.first_record, self.ends_round, self.dataset_names, self.packed, self.output)
         return _rebuilt, (type(self), self.block, *place)
 
     def to_training(
@@ -191,6 +195,7 @@ def _rebuilt(
     first_record: int,
     ends_round: bool,
     dataset_names: tuple[str, ...],
+    packed: bool,
     output: str | None,
 ) -> _B:
     return kind(
@@ -199,5 +204,6 @@ def _rebuilt(
         first_record=first_record,
         ends_round=ends_round,
         dataset_names=dataset_names,
+        packed=packed,
         output=output,
     )

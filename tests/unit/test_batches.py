@@ -36,7 +36,7 @@ def batch_of(block: Block, kind: type[Batch] = Batch, **more: Any) -> Any:
 
 def in_memory(block: Block) -> tuple[Block, Any]:
     layout = measure(canonical(block))
-    buffer = np.frombuffer(memoryview(bytearray(layout.total)), np.uint8)
+    buffer = np.frombuffer(memoryview(bytearray(layout.nbytes)), np.uint8)
     layout.write(buffer)
     return read(buffer), buffer
 
@@ -69,6 +69,7 @@ def test_a_batch_is_a_mapping_from_field_to_array_whose_length_is_its_records() 
 
 def test_samples_name_dataset_shard_and_row_of_each_record() -> None:
     assert batch_of(PLAIN).samples == [("web", 0, 0), ("code", 1, 1)]
+    assert batch_of(PLAIN, packed=True).samples == [[("web", 0, 0)], [("code", 1, 1)]]
     packed = Block(PLAIN.fields, samples_of(3), np.array([0, 1, 3]))
     assert batch_of(packed).samples == [[("web", 0, 0)], [("code", 1, 1), ("web", 2, 2)]]
 

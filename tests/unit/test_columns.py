@@ -33,7 +33,7 @@ PLACES = st.lists(st.integers(0, 100), max_size=4)
 
 def through_memory(block: Block) -> Block:
     layout = measure(block)
-    buffer = np.zeros(layout.total, np.uint8)
+    buffer = np.zeros(layout.nbytes, np.uint8)
     layout.write(buffer)
     return read(buffer)
 

@@ -52,9 +52,9 @@ def _aligned(position: int) -> int:
 
 
 class Layout:
-    """Where each array of one block goes. `total` is the number of bytes that `write` fills."""
+    """Where each array of one block goes. `nbytes` is the number of bytes that `write` fills."""
 
-    __slots__ = ("_arrays", "_header", "total")
+    __slots__ = ("_arrays", "_header", "nbytes")
 
     def __init__(self, header: bytes, arrays: list[AnyArray]) -> None:
         position = _PREFIX.size + len(header)
@@ -63,13 +63,13 @@ class Layout:
             position = _aligned(position)
             self._arrays.append((position, array))
             position += array.nbytes
-        self.total = position
+        self.nbytes = position
         self._header = _PREFIX.pack(_MAGIC, len(header), position) + header
 
     def write(self, buffer: Buffer) -> None:
-        """Copies the block into `buffer` (uint8, contiguous, at least `total` bytes)."""
-        if len(buffer) < self.total:
-            raise ValueError(f"a block of {self.total} bytes does not fit into {len(buffer)}")
+        """Copies the block into `buffer` (uint8, contiguous, at least `nbytes` bytes)."""
+        if len(buffer) < self.nbytes:
+            raise ValueError(f"a block of {self.nbytes} bytes does not fit into {len(buffer)}")
         buffer[: len(self._header)] = np.frombuffer(self._header, np.uint8)
         for position, array in self._arrays:
             np.ndarray(array.shape, array.dtype, buffer, position)[...] = array

@@ -34,9 +34,9 @@ ALL_KINDS = Block(
 
 def written(block: Block, spare: int = 0) -> Any:
     layout = measure(block)
-    buffer = np.full(layout.total + spare, 255, np.uint8)
+    buffer = np.full(layout.nbytes + spare, 255, np.uint8)
     layout.write(buffer)
-    assert (buffer[layout.total :] == 255).all()
+    assert (buffer[layout.nbytes :] == 255).all()
     return buffer
 
 
