@@ -1,0 +1,563 @@
+"""The engine process: the shell around `run.Run` and `scheduler.Scheduler`.
+
+It loads the recipe, resolves plans, hands tasks to workers, drives the accumulators, writes batches into the lanes' rings and
+tells the clients. All decisions are the state machines'; here are the sockets, the memory and the clock.
+
+One thread. It waits for the daemon, workers and clients at once and never for one of them; it ends when the daemon's
+connection ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from zephon.errors import ProtocolError, RunFailed, ZephonError
+from zephon.frontiers import complete_checkpoint
+from zephon.lanes import check_topology
+from zephon.pipeline import Pipeline
+from zephon.recipe import load_recipe
+from zephon.runners import Pool, make_pool
+from zephon.transport import protocol as p
+from zephon.transport.channels import MAX_DESCRIPTOR, Channel
+from zephon.transport.layout import read
+from zephon.transport.messages import decode, encode
+from zephon.transport.segments import Segment
+from zephon.windows import Front, Outcome, Task
+from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
+from zephon_daemon.scheduler import Scheduler, Work
+from zephon_daemon.worker import failure
+
+TICK_SECONDS = 1.0
+TASKS_AHEAD_LOCAL = 2
+
+
+@dataclass
+class LiveRun:
+    """A run with what the shell holds for it."""
+
+    number: int
+    name: str
+    pipeline: Pipeline
+    run: Run
+    segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
+    pool: Pool | None = None
+    failed: p.Failed | None = None
+
+
+@dataclass
+class WorkerPort:
+    """A worker's connection, its memory, and the stages it has been given."""
+
+    channel: Channel
+    pid: int
+    segments: dict[int, Segment] = field(default_factory=dict)
+    stages: set[int] = field(default_factory=set)
+
+
+@dataclass
+class ClientPort:
+    """A client's connection."""
+
+    channel: Channel
+    run: int
+    hungry: int | None = None
+    seen: int = 0
+
+
+class Engine:
+    """The loop of the engine process."""
+
+    def __init__(self, daemon: Channel, recipe: str, settings: dict[str, Any]) -> None:
+        self._daemon, self._recipe_path, self._settings = daemon, recipe, settings
+        self._selector = selectors.DefaultSelector()
+        self._watched: dict[Channel, int] = {}
+        self._runs: dict[int, LiveRun] = {}
+        self._workers: dict[int, WorkerPort] = {}
+        self._clients: dict[int, ClientPort] = {}
+        self._scheduler = Scheduler()
+        self._stages: dict[int, Segment] = {}
+        self._local: deque[tuple[Hashable, int, Future[Outcome]]] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._errors: deque[str] = deque(maxlen=50)
+        self._moved = 0
+        self._next_tick = time.monotonic() + TICK_SECONDS
+
+    def run(self) -> None:
+        """Until the daemon is gone."""
+        try:
+            self._recipe = load_recipe(self._recipe_path)
+        except ZephonError as error:
+            self._to_daemon(p.RunRefused(-1, type(error).__name__, str(error)))
+            self._daemon.flush()
+            return
+        module = getattr(self._recipe, "module", None)
+        if module is not None:
+            cloudpickle.register_pickle_by_value(module)
+        self._watch(self._daemon, self._from_daemon)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._drain_local)
+        self._to_daemon(p.EngineReady(list(self._recipe.names), int(self._settings.get("workers") or 0)))
+        while not self._daemon.closed:
+            for key, _ in self._selector.select(max(0.0, self._next_tick - time.monotonic())):
+                key.data()
+            if time.monotonic() >= self._next_tick:
+                self._tick()
+            self._assign()
+            self._update_watches()
+        for number in list(self._runs):
+            self._end_run(number)
+
+    # Watching connections
+
+    def _watch(self, channel: Channel, act: Callable[[], None]) -> None:
+        self._selector.register(channel, selectors.EVENT_READ, act)
+        self._watched[channel] = selectors.EVENT_READ
+
+    def _unwatch(self, channel: Channel) -> None:
+        if self._watched.pop(channel, None) is not None:
+            self._selector.unregister(channel)
+
+    def _update_watches(self) -> None:
+        for channel, now in self._watched.items():
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.wants_write else 0)
+            if wanted != now:
+                self._selector.modify(channel, wanted, self._selector.get_key(channel).data)
+                self._watched[channel] = wanted
+
+    # The daemon
+
+    def _to_daemon(self, message: Any) -> None:
+        self._daemon.send(encode(message, limit=MAX_DESCRIPTOR))
+
+    def _from_daemon(self) -> None:
+        self._daemon.flush()
+        for payload, fds in self._daemon.receive():
+            message = decode(payload)
+            if isinstance(message, p.AddWorker):
+                self._add_worker(message, Channel.from_fd(fds[0]))
+            elif isinstance(message, p.WorkerGone):
+                self._lose_worker(message.worker, message.how)
+            elif isinstance(message, p.StartRun):
+                self._start_run(message, _read_memory(fds[0]))
+            elif isinstance(message, p.AddReader):
+                self._add_reader(message, Channel.from_fd(fds[0]))
+            elif isinstance(message, p.DropReader):
+                self._lose_client(message.client)
+            elif isinstance(message, p.EndRun):
+                self._end_run(message.run)
+            elif isinstance(message, p.Report):
+                self._to_daemon(p.EngineReport(message.request, self._report()))
+            else:
+                raise ProtocolError(f"the engine has no use for {type(message).__name__}")
+
+    def _start_run(self, order: p.StartRun, checkpoint: bytes) -> None:
+        try:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                live = self._resolve(order, checkpoint)
+        except ZephonError as error:
+            self._to_daemon(p.RunRefused(order.run, type(error).__name__, str(error)))
+            return
+        except Exception as error:  # a user's function called while the recipe is resolved may raise anything
+            traceback.print_exc()
+            self._to_daemon(p.RunRefused(order.run, "RecipeError", f"{type(error).__name__}: {error}"))
+            return
+        self._runs[order.run] = live
+        plan, run = live.run.plan, live.run
+        starts = [run.starts[lane] for lane in range(plan.lanes)]
+        attached = p.Attached(
+            identity=json.dumps(plan.identity),
+            lanes=plan.lanes,
+            owned=[],
+            microbatch_size=plan.microbatch_size,
+            drop_last=plan.settings.drop_last,
+            even_ends=plan.settings.even_ends,
+            packed=plan.packed,
+            dataset_names=list(plan.dataset_names),
+            epoch=run.first_epoch,
+            starts=[[f.chunk, f.offset, f.records, f.skipped] for f in starts],
+            warnings=[str(w.message) for w in caught if issubclass(w.category, UserWarning)],
+        )
+        self._to_daemon(p.RunStarted(order.run, attached, live.pipeline.topology.mapping_strategy))
+
+    def _resolve(self, order: p.StartRun, checkpoint: bytes) -> LiveRun:
+        pipeline = self._recipe.pipeline(order.pipeline)
+        loaded = complete_checkpoint(json.loads(checkpoint)) if checkpoint else None
+        plan = pipeline.plan(dp_degree=order.dp_degree, checkpoint=loaded, allow_changed=order.allow_changed)
+        strategy = pipeline.topology.mapping_strategy
+        check_topology(plan.lanes, order.dp_degree, 0, strategy)
+        for operator in plan.back:
+            operator.setup()
+        run = Run(
+            plan,
+            dp_degree=order.dp_degree,
+            strategy=strategy,
+            checkpoint=loaded,
+            groups=tuple(order.groups),
+            slots=pipeline.execution.prefetch_batches,
+        )
+        live = LiveRun(order.run, order.pipeline, pipeline, run)
+        front = Front(plan)
+        if pipeline.execution.runner in ("inline", "threads"):
+            count = pipeline.execution.max_workers or int(self._settings.get("workers") or 1)
+            live.pool = make_pool(pipeline.execution.runner, front, count)
+            credit = TASKS_AHEAD_LOCAL * live.pool.ahead
+            self._scheduler.add(("local", order.run), lambda run, mine=order.run: run == mine, credit)  # type: ignore[misc]
+        else:
+            pickled = cloudpickle.dumps(front, protocol=5)
+            stage = Segment.create(f"zephon-stage-{order.run}", len(pickled))
+            stage.array[: len(pickled)] = memoryview(pickled)
+            self._stages[order.run] = stage
+            self._stage_bytes = {**getattr(self, "_stage_bytes", {}), order.run: len(pickled)}
+        return live
+
+    def _end_run(self, number: int) -> None:
+        live = self._runs.pop(number, None)
+        if live is None:
+            return
+        for client in [c for c, port in self._clients.items() if port.run == number]:
+            self._close_client(client)
+        self._scheduler.forget(number)
+        self._scheduler.workers.pop(("local", number), None)
+        if live.pool is not None:
+            live.pool.close()
+        for segment in live.segments.values():
+            segment.close()
+        if (stage := self._stages.pop(number, None)) is not None:
+            stage.close()
+        for port in self._workers.values():
+            if number in port.stages:
+                port.stages.discard(number)
+                port.channel.send(encode(p.DropStage(number)))
+
+    # Workers
+
+    def _add_worker(self, message: p.AddWorker, channel: Channel) -> None:
+        self._workers[message.worker] = WorkerPort(channel, message.pid)
+        self._watch(channel, lambda: self._from_worker(message.worker))
+
+    def _from_worker(self, number: int) -> None:
+        port = self._workers.get(number)
+        if port is None:
+            return
+        port.channel.flush()
+        for payload, fds in port.channel.receive():
+            message = decode(payload, expect=(p.WorkerReady, p.NewSegment, p.TaskDone, p.TaskFailed))
+            if isinstance(message, p.TaskDone):
+                self._task_done(number, port, message)
+            elif isinstance(message, p.TaskFailed):
+                work = self._scheduler.done(number, message.task)
+                if work is not None:
+                    self._errors.append(message.trace)
+                    self._fail(work.run, p.Failed(message.kind, message.text, message.record))
+            elif isinstance(message, p.NewSegment):
+                for segment in port.segments.values():
+                    segment.close()
+                port.segments = {message.generation: Segment.attach(fds[0], writable=False, name=f"worker-{number}")}
+            else:
+                self._scheduler.add(number, self._served_by_workers)
+        if port.channel.closed:
+            self._unwatch(port.channel)
+
+    def _served_by_workers(self, run: int) -> bool:
+        live = self._runs.get(run)
+        return live is not None and live.pool is None
+
+    def _task_done(self, number: int, port: WorkerPort, message: p.TaskDone) -> None:
+        work = self._scheduler.done(number, message.task, message.microseconds)
+        live = self._runs.get(work.run) if work is not None else None
+        if work is not None and live is not None and live.failed is None:
+            segment = port.segments[message.generation]
+            slot_bytes = len(segment.array) // 2
+            offset = message.index * slot_bytes
+            block = read(segment.array[offset : offset + message.nbytes])
+            if not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
+                block = block.copy()
+            self._accept(live, work, Outcome(block, message.skipped, message.reports))
+        port.channel.send(encode(p.SlotFree(message.generation, message.index)))
+
+    def _lose_worker(self, number: int, how: str) -> None:
+        port = self._workers.pop(number, None)
+        if port is not None:
+            self._unwatch(port.channel)
+            port.channel.close()
+            for segment in port.segments.values():
+                segment.close()
+        self._errors.append(f"worker {number} ended: {how}")
+        for work in self._scheduler.lost(number, how):
+            live = self._runs.get(work.run)
+            if live is not None:
+                self._fail(work.run, _hopeless(live, work))
+
+    def _drain_local(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake)
+        while self._local:
+            worker, task_id, future = self._local.popleft()
+            work = self._scheduler.done(worker, task_id)
+            live = self._runs.get(work.run) if work is not None else None
+            if work is None or live is None or live.failed is not None or future.cancelled():
+                continue
+            error = future.exception()
+            if isinstance(error, Exception):
+                self._fail_with(live, error)
+            elif error is None:
+                self._accept(live, work, future.result())
+
+    # Assigning and accepting work
+
+    def _assign(self) -> None:
+        for worker, task_id, work in self._scheduler.assign(self._pick):
+            live = self._runs[work.run]
+            if live.pool is not None:
+                future = live.pool.submit(work.task)
+                future.add_done_callback(lambda f, w=worker, t=task_id: self._finished_locally(w, t, f))  # type: ignore[misc]
+                continue
+            port = self._workers[worker]  # type: ignore[index]
+            if work.run not in port.stages:
+                port.stages.add(work.run)
+                stage = self._stages[work.run]
+                port.channel.send(encode(p.LoadStage(work.run, self._stage_bytes[work.run])), (stage.fileno(),))
+            port.channel.send(encode(p.DoTask(task_id, work.run, *work.task)))
+
+    def _finished_locally(self, worker: Hashable, task_id: int, future: Future[Outcome]) -> None:
+        self._local.append((worker, task_id, future))
+        os.eventfd_write(self._wake, 1)
+
+    def _pick(self, serves: Callable[[int], bool]) -> tuple[int, int, Task] | None:
+        """The next task of the lane with the least runway, among the runs that a worker serves."""
+        best: tuple[float, int, int] | None = None
+        for number, live in self._runs.items():
+            if live.failed is None and serves(number):
+                for runway, lane in live.run.candidates():
+                    if best is None or runway < best[0]:
+                        best = (runway, number, lane)
+        if best is None:
+            return None
+        _, number, lane = best
+        task = self._runs[number].run.next_task(lane)
+        return None if task is None else (number, *task)
+
+    def _accept(self, live: LiveRun, work: Work, outcome: Outcome) -> None:
+        self._moved += 1
+        for report in outcome.reports:
+            self._errors.append(report)
+        try:
+            self._carry_out(live, live.run.outcome(work.task.lane, work.task.epoch, work.number, outcome))
+        except Exception as error:  # an accumulator, or a stateless operator after one, failed
+            self._fail_with(live, error)
+
+    def _carry_out(self, live: LiveRun, instructions: list[Instruction]) -> None:
+        for order in instructions:
+            if isinstance(order, Write):
+                segment = live.segments[order.ready.lane, order.slot.generation]
+                order.layout.write(segment.array[order.slot.offset : order.slot.offset + order.ready.nbytes])
+                payload = encode(order.ready)
+                for client in order.clients:
+                    self._send(client, payload)
+            elif isinstance(order, Tell):
+                port = self._clients.get(order.client)
+                if port is not None and not (order.droppable and port.channel.wants_write):
+                    self._send(order.client, encode(order.message))
+            elif isinstance(order, MakeRing):
+                self._make_ring(live, order)
+            elif isinstance(order, DropRing):
+                live.segments.pop((order.lane, order.generation)).close()
+
+    def _make_ring(self, live: LiveRun, order: MakeRing) -> None:
+        segment = Segment.create(f"zephon-lane-{order.lane}", order.slot_bytes * order.slots)
+        live.segments[order.lane, order.generation] = segment
+        payload = encode(p.NewSegment(order.lane, order.generation, order.slot_bytes, order.slots))
+        for client in order.clients:
+            port = self._clients.get(client)
+            if port is not None:
+                port.channel.send(payload, (segment.fileno(),))
+
+    def _fail_with(self, live: LiveRun, error: Exception) -> None:
+        if not isinstance(error, ZephonError):
+            traceback.print_exception(error)
+        told = failure(0, error)
+        self._fail(live.number, p.Failed(told.kind, told.text, told.record))
+
+    def _fail(self, number: int, failed: p.Failed) -> None:
+        live = self._runs.get(number)
+        if live is None or live.failed is not None:
+            return
+        live.failed = failed
+        self._errors.append(failed.text)
+        self._scheduler.forget(number)
+        for client in list(live.run.readers):
+            self._send(client, encode(failed))
+
+    # Clients
+
+    def _send(self, client: int, payload: bytes) -> None:
+        port = self._clients.get(client)
+        if port is not None:
+            port.channel.send(payload)
+
+    def _add_reader(self, message: p.AddReader, channel: Channel) -> None:
+        live = self._runs.get(message.run)
+        if live is None:
+            channel.close()
+            return
+        self._clients[message.client] = ClientPort(channel, message.run)
+        self._watch(channel, lambda: self._from_client(message.client))
+        self._carry_out(live, live.run.join(message.client, message.group, message.group_readers))
+        if live.failed is not None:
+            self._send(message.client, encode(live.failed))
+
+    def _from_client(self, client: int) -> None:
+        port = self._clients.get(client)
+        live = self._runs.get(port.run) if port is not None else None
+        if port is None or live is None:
+            return
+        port.channel.flush()
+        for payload, fds in port.channel.receive():
+            for fd in fds:
+                os.close(fd)
+            try:
+                self._client_says(client, port, live, payload)
+            except ProtocolError as error:
+                self._errors.append(f"client {client}: {error}")
+                self._send(client, encode(p.Failed("ProtocolError", str(error), [])))
+            except Exception as error:  # writing a batch that a slot was awaited for may fail as any operator may
+                self._fail_with(live, error)
+        if port.channel.closed:
+            self._lose_client(client)
+            self._to_daemon(p.ReaderGone(client))
+
+    def _client_says(self, client: int, port: ClientPort, live: LiveRun, payload: bytes) -> None:
+        message = decode(payload, expect=(p.Returned, p.Begin, p.Hungry))
+        if isinstance(message, p.Hungry):
+            port.hungry = message.lane
+            self._reassure(port, live)
+            return
+        port.hungry = None
+        if live.failed is not None:
+            return
+        if isinstance(message, p.Returned):
+            self._moved += 1
+            self._carry_out(live, live.run.returned(client, message.slots, message.epoch, message.rounds))
+        else:
+            self._carry_out(live, live.run.begin(client, message.epoch))
+
+    def _reassure(self, port: ClientPort, live: LiveRun) -> None:
+        assert port.hungry is not None
+        working, port.seen = self._moved != port.seen, self._moved
+        if not port.channel.wants_write:
+            port.channel.send(encode(p.Alive(working, f"lane {port.hungry} waits for {live.run.waits_for(port.hungry)}")))
+
+    def _tick(self) -> None:
+        self._next_tick = time.monotonic() + TICK_SECONDS
+        for port in self._clients.values():
+            live = self._runs.get(port.run)
+            if port.hungry is not None and live is not None:
+                self._reassure(port, live)
+
+    def _close_client(self, client: int) -> None:
+        port = self._clients.pop(client, None)
+        if port is not None:
+            self._unwatch(port.channel)
+            port.channel.close()
+
+    def _lose_client(self, client: int) -> None:
+        port = self._clients.get(client)
+        self._close_client(client)
+        live = self._runs.get(port.run) if port is not None else None
+        if live is not None:
+            try:
+                self._carry_out(live, live.run.leave(client))
+            except Exception as error:  # as in `_from_client`
+                self._fail_with(live, error)
+
+    # Progress
+
+    def _report(self) -> dict[str, Any]:
+        workers = [
+            {
+                "worker": number,
+                "pid": port.pid,
+                "tasks": w.done,
+                "busy_seconds": w.busy_microseconds / 1e6,
+            }
+            for number, port in self._workers.items()
+            if (w := self._scheduler.workers.get(number)) is not None
+        ]
+        return {
+            "runs": [_run_report(live) for live in self._runs.values()],
+            "workers": workers,
+            "errors": [text[-2000:] for text in list(self._errors)[-10:]],
+        }
+
+
+def _run_report(live: LiveRun) -> dict[str, Any]:
+    run = live.run
+    lanes = [
+        {
+            "lane": lane.number,
+            "group": lane.group,
+            "epoch": lane.epoch,
+            "produced": lane.producer.stream.produced,
+            "delivered": lane.written - (lane.ring.in_flight * run.plan.microbatch_size if lane.ring is not None else 0),
+            "samples": lane.producer.samples,
+            "skipped": lane.producer.skipped,
+            "in_work": lane.producer.outstanding,
+            "ring_free": lane.ring.free if lane.ring is not None else 0,
+            "ring_slots": lane.ring.generation.slots if lane.ring is not None else 0,
+            "waits_for": run.waits_for(lane.number),
+            "counters": dict(lane.producer.counters),
+        }
+        for lane in run.lanes.values()
+    ]
+    readers = [
+        {"client": r.client, "group": r.group, "epoch": r.epoch, "rounds": r.rounds} for r in run.readers.values()
+    ]
+    return {
+        "pipeline": live.name,
+        "lanes": lanes,
+        "mixture": run.plan.identity["mixture"],
+        "readers": readers,
+        "rings_bytes": sum(segment.size for segment in live.segments.values()),
+        "failed": live.failed.text if live.failed is not None else None,
+    }
+
+
+def _hopeless(live: LiveRun, work: Work) -> p.Failed:
+    task = work.task
+    names = live.run.plan.dataset_names
+    dataset, shard, row = live.run.plan.curriculum(task.epoch).lane_pointers(task.lane, task.low, task.low + 1)[0].tolist()
+    text = (
+        f"{len(work.deaths)} workers died on the same samples ({'; '.join(work.deaths)}): lane {task.lane}, its samples "
+        f"{task.low} to {task.high - 1}, beginning with dataset {names[dataset]!r}, shard {shard}, row {row}. Look for a "
+        "record that makes an operator crash or take too much memory."
+    )
+    return p.Failed(RunFailed.__name__, text, [])
+
+
+def _read_memory(fd: int) -> bytes:
+    """The text behind a memory descriptor, which is closed."""
+    try:
+        return os.pread(fd, os.fstat(fd).st_size, 0).rstrip(b"\0")
+    finally:
+        os.close(fd)
+
+
+def main(fd: int, recipe: str, settings: dict[str, Any]) -> None:
+    """Entry of the forked child: `fd` is its end of the connection to the daemon."""
+    Engine(Channel.from_fd(fd), recipe, settings).run()
+
+
+

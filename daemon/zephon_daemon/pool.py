@@ -1,0 +1,206 @@
+"""Worker processes for an embedded run (`runner="process"`): the daemon's workers without the daemon.
+
+A fork server of its own starts them; a thread reads their outcomes and resolves futures. A worker that dies is replaced
+and its tasks are done again, as under the daemon.
+"""
+
+from __future__ import annotations
+
+import selectors
+import threading
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import cloudpickle
+
+from zephon import errors
+from zephon.errors import RecordError, RunFailed, ZephonError
+from zephon.transport.channels import Channel, pair
+from zephon.transport.layout import read
+from zephon.transport.messages import decode, encode
+from zephon.transport.protocol import DoTask, LoadStage, NewSegment, SlotFree, TaskDone, TaskFailed, WorkerReady
+from zephon.transport.segments import Segment
+from zephon.windows import Front, Outcome, Task
+from zephon_daemon.forkserver import ForkServer
+from zephon_daemon.scheduler import CREDITS, DEATHS
+from zephon_daemon.worker import SLOTS
+
+STAGE = 0
+
+
+@dataclass
+class _Order:
+    """A task, its future, and how the workers ended that had it."""
+
+    task: Task
+    future: Future[Outcome]
+    deaths: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Port:
+    """A worker's connection and what it has in hand."""
+
+    channel: Channel
+    pid: int
+    segments: dict[int, Segment] = field(default_factory=dict)
+    orders: dict[int, _Order] = field(default_factory=dict)
+
+
+class WorkerPool:
+    """Tasks on worker processes. `submit` and `close` belong to one thread."""
+
+    def __init__(self, front: Front, workers: int) -> None:
+        self.ahead = workers * CREDITS
+        pickled = cloudpickle.dumps(front, protocol=5)
+        self._stage_bytes = len(pickled)
+        self._stage = Segment.create("zephon-stage", len(pickled))
+        self._stage.array[: len(pickled)] = memoryview(pickled)
+        self._waiting: deque[_Order] = deque()
+        self._numbers = 0
+        self._lock = threading.Lock()
+        self._closing = False
+        self._wake_us, self._wake_them = pair()
+        self._server = ForkServer()
+        self._server.start()
+        self._ports: dict[int, _Port] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake_us, selectors.EVENT_READ, None)
+        self._selector.register(self._server, selectors.EVENT_READ, self._server)
+        for _ in range(workers):
+            self._start_worker()
+        self._thread = threading.Thread(target=self._serve, name="zephon-pool", daemon=True)
+        self._thread.start()
+
+    def submit(self, task: Task) -> Future[Outcome]:
+        """Have a task done; its future raises what the task raised."""
+        future: Future[Outcome] = Future()
+        with self._lock:
+            self._waiting.append(_Order(task, future))
+        self._wake_them.send(b"w")
+        return future
+
+    def close(self) -> None:
+        """End the workers."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake_them.send(b"c")
+        self._thread.join()
+        self._server.close()
+        for port in self._ports.values():
+            port.channel.close()
+            for segment in port.segments.values():
+                segment.close()
+        self._stage.close()
+        self._selector.close()
+        self._wake_us.close()
+        self._wake_them.close()
+
+    def __del__(self) -> None:
+        with suppress(Exception):
+            self.close()
+
+    def _start_worker(self) -> None:
+        ours, theirs = pair()
+        number = self._numbers
+        self._numbers += 1
+        pid = self._server.spawn("zephon_daemon.worker:main", (number,), theirs)
+        theirs.close()
+        port = _Port(ours, pid)
+        ours.send(encode(LoadStage(STAGE, self._stage_bytes)), (self._stage.fileno(),))
+        self._ports[pid] = port
+        self._selector.register(ours, selectors.EVENT_READ, port)
+
+    def _serve(self) -> None:
+        try:
+            while not self._closing:
+                for key, _ in self._selector.select():
+                    if key.data is None:
+                        self._wake_us.receive()
+                    elif isinstance(key.data, _Port):
+                        self._from_worker(key.data)
+                    else:
+                        self._replace_dead()
+                self._hand_out()
+        except Exception as error:  # the pool's thread must not end in silence: whoever waits is told
+            self._closing = True
+            self._fail_all(error)
+
+    def _hand_out(self) -> None:
+        with self._lock:
+            for port in sorted(self._ports.values(), key=lambda p: len(p.orders)):
+                while self._waiting and len(port.orders) < CREDITS:
+                    order = self._waiting.popleft()
+                    if order.future.cancelled():
+                        continue
+                    self._numbers += 1
+                    port.orders[self._numbers] = order
+                    port.channel.send(encode(DoTask(self._numbers, STAGE, *order.task)))
+
+    def _from_worker(self, port: _Port) -> None:
+        for payload, fds in port.channel.receive():
+            message = decode(payload, expect=(WorkerReady, NewSegment, TaskDone, TaskFailed))
+            if isinstance(message, NewSegment):
+                for segment in port.segments.values():
+                    segment.close()
+                port.segments = {message.generation: Segment.attach(fds[0], writable=False, name="worker")}
+            elif isinstance(message, TaskDone):
+                array = port.segments[message.generation].array
+                offset = message.index * (len(array) // SLOTS)
+                block = read(array[offset : offset + message.nbytes]).copy()
+                port.channel.send(encode(SlotFree(message.generation, message.index)))
+                order = port.orders.pop(message.task)
+                _resolve(order.future, Outcome(block, message.skipped, message.reports))
+            elif isinstance(message, TaskFailed):
+                _resolve(port.orders.pop(message.task).future, error_from(message.kind, message.text, message.record))
+        if port.channel.closed:
+            self._selector.unregister(port.channel)
+
+    def _replace_dead(self) -> None:
+        for pid, code in self._server.exits():
+            port = self._ports.pop(pid, None)
+            if port is None:
+                continue
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(port.channel)
+            port.channel.close()
+            for segment in port.segments.values():
+                segment.close()
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            for place, order in enumerate(port.orders.values()):
+                if place == 0:
+                    order.deaths.append(how)
+                if len(order.deaths) >= DEATHS:
+                    text = f"{DEATHS} workers died on the same samples ({', '.join(order.deaths)}): {order.task}"
+                    _resolve(order.future, RunFailed(text))
+                else:
+                    with self._lock:
+                        self._waiting.appendleft(order)
+            self._start_worker()
+
+    def _fail_all(self, error: Exception) -> None:
+        with self._lock:
+            orders = [*self._waiting, *(order for port in self._ports.values() for order in port.orders.values())]
+        for order in orders:
+            _resolve(order.future, RunFailed(f"the worker pool failed: {error}"))
+
+
+def _resolve(future: Future[Outcome], result: Outcome | ZephonError) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    if isinstance(result, ZephonError):
+        future.set_exception(result)
+    else:
+        future.set_result(result)
+
+
+def error_from(kind: str, text: str, record: list[str]) -> ZephonError:
+    """The error that a worker reported."""
+    if kind == "RecordError" and len(record) == 5:
+        dataset, shard, row, operator, cause = record
+        return RecordError(dataset, shard, int(row), operator, cause)
+    found = getattr(errors, kind, RunFailed)
+    return found(text) if isinstance(found, type) and issubclass(found, ZephonError) else RunFailed(text)

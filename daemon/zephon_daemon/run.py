@@ -1,0 +1,431 @@
+"""One run as a state machine: what to write, to whom, and which rounds may be delivered. It does no I/O.
+
+Events are methods (a reader joined, a task's outcome, a slot came back); each returns instructions, which the engine's shell
+carries out in order. So every interleaving can be played in one process.
+
+A lane goes through its epochs alone: it is produced as soon as the run has begun that epoch, and written to its ring once
+every reader of its group has asked for that epoch. A round is released to the readers when every lane that takes part
+is known to reach it (`zephon.lanes.released_rounds`), unless arithmetic gave the totals beforehand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from zephon.columns import Block
+from zephon.errors import ProtocolError
+from zephon.frontiers import Checkpoint, Frontier
+from zephon.lanes import batch_end, owned_lanes, released_rounds
+from zephon.plan import Plan
+from zephon.producer import LaneProducer
+from zephon.transport.layout import Layout, measure
+from zephon.transport.protocol import Announced, BatchReady, LaneTotal, Released
+from zephon.transport.rings import RingWriter, Slot
+from zephon.windows import Outcome, Task
+
+ENDLESS = 2**62
+SLOTS = 8
+LARGE_RING = 64 << 20
+ANNOUNCEMENTS_KEPT = 64
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send a message to a client. A droppable one may be left out if the client does not keep up."""
+
+    client: int
+    message: Any
+    droppable: bool = False
+
+
+@dataclass(frozen=True)
+class MakeRing:
+    """Create memory for a generation of a lane's ring and hand it to the clients."""
+
+    lane: int
+    generation: int
+    slot_bytes: int
+    slots: int
+    clients: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DropRing:
+    """Nobody uses that generation any more."""
+
+    lane: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write a batch into a slot and tell its readers."""
+
+    slot: Slot
+    layout: Layout
+    ready: BatchReady
+    clients: tuple[int, ...]
+
+
+Instruction = Tell | MakeRing | DropRing | Write
+
+
+@dataclass
+class Reader:
+    """One client of a group."""
+
+    client: int
+    group: int
+    epoch: int = -1
+    rounds: int = 0
+
+
+@dataclass
+class Lane:
+    """A lane's production and ring. `stands` is where its next batch begins in turn-taking, `written` its records."""
+
+    number: int
+    group: int
+    producer: LaneProducer
+    stands: int
+    written: int
+    ring: RingWriter | None = None
+    announced: int = 1
+    total_told: bool = False
+
+    @property
+    def epoch(self) -> int:
+        return self.producer.epoch
+
+
+@dataclass
+class Gate:
+    """Which rounds of an epoch have been released to a set of lanes."""
+
+    most: int
+    rounds: int = 0
+    final: bool = False
+    produced: dict[int, int] = field(default_factory=dict)
+    ended: set[int] = field(default_factory=set)
+
+
+class Run:
+    """A pipeline's run under one topology. `groups` are those known to come; others are added when they join."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        dp_degree: int,
+        strategy: str = "contiguous",
+        checkpoint: Checkpoint | None = None,
+        groups: tuple[int, ...] = (),
+        slots: int | None = None,
+        task_samples: int = 512,
+    ) -> None:
+        self.plan, self.slots, self.task_samples = plan, slots, task_samples
+        self.first_epoch = checkpoint.epoch if checkpoint else 0
+        self.starts = checkpoint.lanes if checkpoint else {lane: Frontier() for lane in range(plan.lanes)}
+        self.owned = [owned_lanes(plan.lanes, dp_degree, group, strategy) for group in range(dp_degree)]
+        self.readers: dict[int, Reader] = {}
+        self.expected: dict[int, int] = {}
+        self.lanes: dict[int, Lane] = {}
+        self.records_made, self.tasks_pushed = 0, 0
+        self._gates: dict[tuple[int, int], Gate] = {}
+        self._wanted_epoch = self.first_epoch
+        for group in groups:
+            self._start_group(group)
+
+    # Events
+
+    def join(self, client: int, group: int, group_readers: int) -> list[Instruction]:
+        """A client will read the lanes of a group."""
+        self.readers[client] = Reader(client, group)
+        self.expected[group] = group_readers
+        self._start_group(group)
+        return [*self._history(client)]
+
+    def begin(self, client: int, epoch: int) -> list[Instruction]:
+        """A client is ready for an epoch."""
+        reader = self.readers[client]
+        if epoch < max(reader.epoch, self.first_epoch):
+            raise ProtocolError(f"client {client} asks for epoch {epoch} after epoch {reader.epoch}")
+        reader.epoch, reader.rounds = epoch, 0
+        self._wanted_epoch = max(self._wanted_epoch, epoch)
+        out: list[Instruction] = []
+        gate = self._gate(epoch, reader.group)
+        self._open(gate, epoch)
+        for lane in list(self.lanes.values()):
+            out += self._advance(lane)
+        gate = self._gate(epoch, reader.group)
+        out.append(Tell(client, Released(epoch, gate.rounds, gate.final)))
+        return out
+
+    def leave(self, client: int) -> list[Instruction]:
+        """A client is gone; what it held is free."""
+        reader = self.readers.pop(client, None)
+        out: list[Instruction] = []
+        if reader is not None:
+            self.expected[reader.group] = max(1, self.expected[reader.group] - 1)
+            for number in self.owned[reader.group]:
+                lane = self.lanes.get(number)
+                if lane is not None and lane.ring is not None:
+                    lane.ring.drop_reader(client)
+                    out += self._advance(lane)
+        return out
+
+    def returned(self, client: int, slots: list[list[int]], epoch: int, rounds: int) -> list[Instruction]:
+        """A client gave slots back: (lane, generation, index) each."""
+        reader = self.readers[client]
+        if epoch == reader.epoch:
+            reader.rounds = rounds
+        touched = []
+        for number, generation, index in slots:
+            lane = self.lanes.get(number)
+            if lane is None or lane.ring is None:
+                raise ProtocolError(f"client {client} returns a slot of lane {number}, which has no ring")
+            lane.ring.returned(lane.ring.slot(generation, index), client)
+            touched.append(lane)
+        out: list[Instruction] = []
+        for lane in dict.fromkeys(lane.number for lane in touched):
+            out += self._advance(self.lanes[lane])
+        return out
+
+    def outcome(self, lane_number: int, epoch: int, number: int, outcome: Outcome) -> list[Instruction]:
+        """A task's outcome. One of an epoch that the lane has left is dropped."""
+        lane = self.lanes[lane_number]
+        if lane.epoch != epoch:
+            return []
+        before = lane.producer.stream.produced
+        lane.producer.accept(number, outcome)
+        self.tasks_pushed += 1
+        self.records_made += lane.producer.stream.produced - before
+        return self._advance(lane)
+
+    # What the scheduler asks
+
+    def candidates(self) -> Iterator[tuple[float, int]]:
+        """Lanes that could use another task, each with its runway in records: the least runway is served first."""
+        per_task = self.records_made / self.tasks_pushed if self.tasks_pushed else 0.0
+        most = max(frontier.records for frontier in self.starts.values())
+        for lane in self.lanes.values():
+            behind = max(0, most - lane.written) if lane.epoch == self.first_epoch else 0
+            enough = 2 * self.plan.microbatch_size + behind
+            runway = len(lane.producer.stream) + lane.producer.outstanding * per_task
+            if runway < enough and not lane.producer.exhausted:
+                in_ring = lane.ring.in_flight * self.plan.microbatch_size if lane.ring is not None else 0
+                yield runway + in_ring + lane.producer.outstanding * 1e-3, lane.number
+
+    def next_task(self, lane: int) -> tuple[int, Task] | None:
+        """The lane's next task, with its sequence number."""
+        return self.lanes[lane].producer.next_task()
+
+    def takes_borrowed(self, lane_number: int, epoch: int, number: int) -> bool:
+        """Whether an outcome may lie in memory that is given back right after: it is consumed at once."""
+        lane = self.lanes[lane_number]
+        return lane.epoch != epoch or lane.producer.is_next(number)
+
+    def waits_for(self, lane_number: int) -> str:
+        """What a lane waits for, in words."""
+        lane = self.lanes.get(lane_number)
+        if lane is None:
+            return "its group to attach"
+        missing = self.missing_readers(lane.group)
+        if missing:
+            return f"{missing} more ranks of group {lane.group} to attach"
+        ready = all(r.epoch >= lane.epoch for r in self.readers.values() if r.group == lane.group)
+        if not ready:
+            return "its ranks to begin the epoch"
+        if lane.ring is not None and not lane.ring.free:
+            holder = self._holding_back(lane)
+            return holder or "the trainer"
+        if lane.producer.outstanding:
+            return "workers"
+        return "nothing" if lane.producer.ended else "a free worker"
+
+    def missing_readers(self, group: int) -> int:
+        """How many ranks of a group have not attached. A group of which nobody came counts as one."""
+        here = sum(reader.group == group for reader in self.readers.values())
+        return max(0, self.expected.get(group, 1) - here)
+
+    def missing_groups(self) -> list[int]:
+        """Groups of which nobody has attached."""
+        present = {reader.group for reader in self.readers.values()}
+        return [group for group in range(len(self.owned)) if group not in present]
+
+    def check_invariants(self) -> None:
+        """What must hold after every event."""
+        for lane in self.lanes.values():
+            assert lane.written <= lane.producer.stream.produced
+            assert lane.written == lane.producer.stream.first
+            if lane.ring is not None:
+                lane.ring.check_invariants()
+        for gate in self._gates.values():
+            assert gate.rounds >= 0
+
+    # Inside
+
+    def _start_group(self, group: int) -> None:
+        for number in self.owned[group]:
+            if number not in self.lanes:
+                start = self.starts[number]
+                producer = LaneProducer(self.plan, self.first_epoch, number, start, self.task_samples)
+                self.lanes[number] = Lane(number, group, producer, start.records, start.records)
+
+    def _history(self, client: int) -> Iterator[Tell]:
+        """What was announced before a client came."""
+        for lane in self.lanes.values():
+            for chunk, records, skipped in lane.producer.announcements[1 : lane.announced]:
+                yield Tell(client, Announced(lane.number, lane.epoch, chunk, records, skipped), droppable=True)
+            if lane.total_told:
+                yield Tell(client, LaneTotal(lane.number, lane.epoch, lane.producer.stream.produced))
+
+    def _advance(self, lane: Lane) -> list[Instruction]:
+        """Do for a lane whatever can be done now."""
+        out = [*self._announce(lane), *self._release(lane), *self._write(lane)]
+        if self._may_turn_over(lane):
+            start = Frontier()
+            lane.producer = LaneProducer(self.plan, lane.epoch + 1, lane.number, start, self.task_samples)
+            lane.stands = lane.written = 0
+            lane.announced, lane.total_told = 1, False
+            out += self._advance(lane)
+        if lane.ring is not None:
+            out += [DropRing(lane.number, generation) for generation in lane.ring.retired()]
+        return out
+
+    def _may_turn_over(self, lane: Lane) -> bool:
+        """Whether the lane is done with its epoch and the next one is wanted."""
+        if self._wanted_epoch <= lane.epoch:
+            return False
+        if any(r.group == lane.group and r.epoch > lane.epoch for r in self.readers.values()):
+            return True
+        gate = self._gate(lane.epoch, lane.group)
+        return gate.final and self._round(lane) > gate.rounds
+
+    def _announce(self, lane: Lane) -> Iterator[Instruction]:
+        producer = lane.producer
+        for chunk, records, skipped in producer.announcements[lane.announced :]:
+            message = Announced(lane.number, lane.epoch, chunk, records, skipped)
+            yield from [Tell(client, message, droppable=True) for client in self.readers]
+        lane.announced = len(producer.announcements)
+        if lane.announced > 2 * ANNOUNCEMENTS_KEPT:
+            del producer.announcements[:-ANNOUNCEMENTS_KEPT]
+            lane.announced = ANNOUNCEMENTS_KEPT
+        if producer.ended and not lane.total_told:
+            lane.total_told = True
+            message_total = LaneTotal(lane.number, lane.epoch, producer.stream.produced)
+            yield from [Tell(client, message_total) for client in self.readers]
+
+    def _release(self, lane: Lane) -> list[Instruction]:
+        """Bring the gate of the lane's epoch up to date; tell its readers if rounds were released."""
+        gate = self._gate(lane.epoch, lane.group)
+        gate.produced[lane.number] = max(gate.produced.get(lane.number, 0), lane.producer.stream.produced)
+        if lane.producer.ended:
+            gate.ended.add(lane.number)
+        before = gate.rounds, gate.final
+        self._open(gate, lane.epoch)
+        if before == (gate.rounds, gate.final):
+            return []
+        scope = set(gate.produced)
+        message = Released(lane.epoch, gate.rounds, gate.final)
+        out: list[Instruction] = [
+            Tell(r.client, message)
+            for r in self.readers.values()
+            if r.epoch == lane.epoch and not scope.isdisjoint(self.owned[r.group])
+        ]
+        if not self.plan.settings.drop_last:  # lanes that had run out may have short batches to write
+            for other in self.lanes.values():
+                if other is not lane and other.epoch == lane.epoch and other.producer.ended:
+                    out += self._write(other)
+        return out
+
+    def _gate(self, epoch: int, group: int) -> Gate:
+        """The gate of an epoch: of all lanes, or of the group's own where ends need not be even."""
+        key = (epoch, -1 if self.plan.settings.even_ends else group)
+        gate = self._gates.get(key)
+        if gate is None:
+            numbers = range(self.plan.lanes) if key[1] < 0 else self.owned[group]
+            first = epoch == self.first_epoch
+            begins = {n: self.starts[n].records if first else 0 for n in numbers}
+            gate = Gate(max(f.records for f in self.starts.values()) if first else 0, produced=begins)
+            totals = self.plan.lane_totals(epoch)
+            if totals is not None:
+                gate.produced = {n: totals[n] for n in numbers}
+                gate.ended = set(numbers)
+            self._gates[key] = gate
+            for old in [k for k in self._gates if k[0] < epoch - 2]:
+                del self._gates[old]
+        return gate
+
+    def _open(self, gate: Gate, epoch: int) -> None:
+        if self.plan.curriculum(epoch).total is None:
+            gate.rounds = ENDLESS
+            return
+        rounds, final = released_rounds(
+            gate.produced, gate.ended, gate.most, self.plan.microbatch_size, self.plan.settings.drop_last
+        )
+        gate.rounds, gate.final = max(gate.rounds, rounds), gate.final or final
+
+    def _round(self, lane: Lane) -> int:
+        """The round that the lane's next batch belongs to."""
+        most, size = self._gate(lane.epoch, lane.group).most, self.plan.microbatch_size
+        return max(1, -(-(batch_end(lane.stands, most, size) - most) // size))
+
+    def _write(self, lane: Lane) -> list[Instruction]:
+        """Write as many of the lane's batches as there are records and slots for."""
+        readers = tuple(r.client for r in self.readers.values() if r.group == lane.group and r.epoch == lane.epoch)
+        if not readers or len(readers) < self.expected[lane.group]:
+            return []
+        out: list[Instruction] = []
+        gate, stream = self._gate(lane.epoch, lane.group), lane.producer.stream
+        while lane.ring is None or lane.ring.free:
+            until = batch_end(lane.stands, gate.most, self.plan.microbatch_size)
+            count = until - lane.written if lane.stands == lane.written else 0
+            short = len(stream) < count or lane.stands != lane.written
+            if short and not (lane.producer.ended and not self.plan.settings.drop_last and self._round(lane) <= gate.rounds):
+                break
+            if lane.producer.ended and gate.final and self._round(lane) > gate.rounds:
+                break
+            out += self._write_one(lane, stream.take(count), readers)
+            lane.stands = until
+        return out
+
+    def _write_one(self, lane: Lane, block: Block, readers: tuple[int, ...]) -> list[Instruction]:
+        layout = measure(block)
+        out: list[Instruction] = []
+        if lane.ring is None or not lane.ring.fits(layout.nbytes):
+            out.append(self._new_ring(lane, layout.nbytes, readers))
+        assert lane.ring is not None
+        slot = lane.ring.acquire(layout.nbytes)
+        assert slot is not None
+        lane.ring.publish(slot, readers)
+        ready = BatchReady(
+            lane.number, lane.epoch, slot.generation, slot.index, layout.nbytes, lane.written, len(block)
+        )
+        lane.written += len(block)
+        out.append(Write(slot, layout, ready, readers))
+        return out
+
+    def _new_ring(self, lane: Lane, nbytes: int, readers: tuple[int, ...]) -> MakeRing:
+        """A first ring, or a larger one: with room to spare, since the next batch may be a little larger still."""
+        slot_bytes = -(-nbytes * 5 // 4 // 4096) * 4096
+        slots = self.slots or max(4, min(SLOTS, LARGE_RING // slot_bytes))
+        if lane.ring is None:
+            lane.ring = RingWriter(slot_bytes, slots)
+            shape = lane.ring.generation
+        else:
+            shape = lane.ring.regrow(slot_bytes, slots)
+        return MakeRing(lane.number, shape.id, slot_bytes, slots, readers)
+
+    def _holding_back(self, lane: Lane) -> str | None:
+        """Whether readers wait for other groups' lanes rather than train."""
+        gate = self._gate(lane.epoch, lane.group)
+        if gate.final or gate.rounds == ENDLESS:
+            return None
+        slow = min(gate.produced, key=lambda n: gate.produced[n])
+        if all(r.rounds >= gate.rounds for r in self.readers.values() if r.group == lane.group):
+            missing = self.missing_groups()
+            return f"groups {missing} to attach" if missing else f"lane {slow} of another group"
+        return None

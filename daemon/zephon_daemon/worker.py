@@ -1,0 +1,151 @@
+"""A worker process: it runs the front of pipelines (reading and the leading stateless operators), one task at a time.
+
+It gets stages and tasks over one connection and writes each outcome as a block into a slot of its own ring. The engine
+gives it no more tasks than the ring has slots, and returns each slot as soon as the block is consumed, so the worker never
+waits for space. When its engine is gone the connection ends, and so does the worker.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+import traceback
+from collections import deque
+from typing import Any
+
+import cloudpickle
+
+from zephon.errors import RecordError, ZephonError
+from zephon.transport.channels import MAX_DESCRIPTOR, Channel
+from zephon.transport.layout import measure
+from zephon.transport.messages import decode, encode
+from zephon.transport.protocol import (
+    DoTask,
+    DropStage,
+    LoadStage,
+    NewSegment,
+    SlotFree,
+    TaskDone,
+    TaskFailed,
+    WorkerReady,
+)
+from zephon.transport.rings import RingWriter
+from zephon.transport.segments import Segment
+from zephon.windows import Front, Outcome, Task
+
+SLOTS = 2
+SMALLEST_SLOT = 256 << 10
+MAX_REPORTS = 50
+TEXT_LIMIT = 8000
+
+
+class Worker:
+    """The loop of one worker process."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._stages: dict[int, Front] = {}
+        self._tasks: deque[DoTask] = deque()
+        self._ring: RingWriter | None = None
+        self._segments: dict[int, Segment] = {}
+
+    def run(self) -> None:
+        """Until the engine is gone."""
+        self._send(WorkerReady(os.getpid()))
+        while not self._channel.closed:
+            self._receive(wait=not self._tasks)
+            if self._tasks:
+                self._do(self._tasks.popleft())
+
+    def _receive(self, wait: bool) -> None:
+        poller = select.poll()
+        poller.register(self._channel, select.POLLIN | (select.POLLOUT if self._channel.wants_write else 0))
+        if not poller.poll(None if wait else 0):
+            return
+        self._channel.flush()
+        for payload, fds in self._channel.receive():
+            message = decode(payload, expect=(LoadStage, DropStage, DoTask, SlotFree))
+            if isinstance(message, DoTask):
+                self._tasks.append(message)
+            elif isinstance(message, SlotFree):
+                self._free(message)
+            elif isinstance(message, LoadStage):
+                self._load(message, fds)
+            else:
+                self._stages.pop(message.stage, None)
+
+    def _load(self, message: LoadStage, fds: list[int]) -> None:
+        memory = Segment.attach(fds[0], writable=False, name="stage")
+        front: Front = cloudpickle.loads(memory.array[: message.nbytes].tobytes())
+        memory.close()
+        self._stages[message.stage] = front
+
+    def _free(self, message: SlotFree) -> None:
+        assert self._ring is not None
+        self._ring.returned(self._ring.slot(message.generation, message.index), 0)
+        for generation in self._ring.retired():
+            self._segments.pop(generation).close()
+
+    def _do(self, order: DoTask) -> None:
+        started = time.perf_counter_ns()
+        try:
+            front = self._stages[order.stage]
+            front.setup()
+            outcome = front.run(Task(order.epoch, order.lane, order.low, order.high))
+            self._deliver(order, outcome, started)
+        except Exception as error:  # whatever a user's function raises is reported, with the worker's traceback
+            self._send(failure(order.task, error))
+
+    def _deliver(self, order: DoTask, outcome: Outcome, started: int) -> None:
+        layout = measure(outcome.block)
+        if self._ring is None or not self._ring.fits(layout.nbytes):
+            self._grow(layout.nbytes)
+        assert self._ring is not None
+        slot = self._ring.acquire(layout.nbytes)
+        assert slot is not None, "the engine gave more tasks than the ring has slots"
+        layout.write(self._segments[slot.generation].array[slot.offset : slot.offset + layout.nbytes])
+        self._ring.publish(slot, (0,))
+        spent = (time.perf_counter_ns() - started) // 1000
+        reports = [text[:500] for text in outcome.reports[:MAX_REPORTS]]
+        self._send(TaskDone(order.task, slot.generation, slot.index, layout.nbytes, outcome.skipped, reports, spent))
+
+    def _grow(self, nbytes: int) -> None:
+        size = max(SMALLEST_SLOT, 1 << (nbytes * 5 // 4 - 1).bit_length() if nbytes < 1 << 20 else nbytes * 5 // 4)
+        size = -(-size // 4096) * 4096
+        if self._ring is None:
+            self._ring = RingWriter(size, SLOTS)
+        else:
+            self._ring.regrow(size, SLOTS)
+            for retired in self._ring.retired():
+                self._segments.pop(retired).close()
+        generation = self._ring.generation.id
+        segment = Segment.create(f"zephon-worker-{os.getpid()}", size * SLOTS)
+        self._segments[generation] = segment
+        self._send(NewSegment(-1, generation, size, SLOTS), (segment.fileno(),))
+
+    def _send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
+        self._channel.send(encode(message, limit=MAX_DESCRIPTOR), fds)
+
+
+def failure(task: int, error: Exception) -> TaskFailed:
+    """An error as it travels: `RecordError` with its parts, other errors of ours by name, the rest as a failed run."""
+    trace = "".join(traceback.format_exception(error))[-TEXT_LIMIT:]
+    if isinstance(error, RecordError):
+        parts = [error.dataset, error.shard, str(error.row), error.operator, error.cause[:TEXT_LIMIT]]
+        return TaskFailed(task, "RecordError", str(error)[:TEXT_LIMIT], parts, trace)
+    kind = type(error).__name__ if isinstance(error, ZephonError) else "RunFailed"
+    text = str(error) if isinstance(error, ZephonError) else f"{type(error).__name__}: {error}"
+    return TaskFailed(task, kind, text[:TEXT_LIMIT], [], trace)
+
+
+def main(fd: int, worker: int) -> None:
+    """Entry of the forked child: `fd` is its end of the connection to the engine."""
+    import pyarrow as pa
+
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    Worker(Channel.from_fd(fd)).run()
+    if "torch" in sys.modules:
+        print(f"zephon worker {worker}: torch was imported here, at 3 s and 140 MiB for each worker", file=sys.stderr)

@@ -1,0 +1,52 @@
+"""A resolved plan as text for people."""
+
+from __future__ import annotations
+
+import json
+
+from zephon.lanes import check_topology, owned_lanes
+from zephon.options import Execution
+from zephon.plan import Plan
+
+
+def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str:
+    """What the run is: sources, stages and where they run, windows, and the lanes of each group."""
+    warning = check_topology(plan.lanes, groups, 0, strategy)
+    curriculum = plan.curriculum(0)
+    total = "endless" if curriculum.total is None else f"{curriculum.total} samples an epoch"
+    lines = [f"run: seed {plan.seed}, {plan.lanes} lanes, {total}"]
+    for dataset in plan.source.datasets:
+        weight = (plan.identity["mixture"] or {}).get(dataset.name)
+        share = f", weight {weight:g}" if isinstance(weight, (int, float)) else ""
+        lines.append(f"  dataset {dataset.name}: {dataset.total} rows in {dataset.shard_count} shards{share}")
+    fields = "all fields" if plan.fields is None else ", ".join(sorted(plan.fields))
+    lines.append(f"stages: read ({fields})")
+    for operator in plan.operators:
+        settings = {k: v for k, v in operator.describe().items() if v is not None}
+        where = "workers" if operator in plan.front else "engine"
+        lines.append(f"  {operator.name} [{where}] {json.dumps(settings, sort_keys=True, default=str)}")
+    tail = "" if plan.settings.drop_last else ", last ones short"
+    lines.append(f"  batch of {plan.microbatch_size} records of one lane{tail}")
+    lines.append(
+        f"windows: {plan.flush_every} chunks of {plan.chunk_size} samples; a resume repeats at most one window a lane"
+    )
+    lines.append(f"execution: runner {execution.runner}, workers {execution.max_workers or 'as many as cores'}")
+    for group in range(groups):
+        lines.append(f"  group {group} of {groups}: lanes {owned_lanes(plan.lanes, groups, group, strategy)}")
+    lines.append(_ends(plan))
+    if warning:
+        lines.append(f"warning: {warning}")
+    return "\n".join(lines)
+
+
+def _ends(plan: Plan) -> str:
+    if plan.curriculum(0).total is None:
+        return "ends: never"
+    totals = plan.lane_totals(0)
+    if totals is None:
+        return "ends: evenly on all ranks; operators change counts, so at a step known only when a lane runs out"
+    each = [total // plan.microbatch_size for total in totals.values()]
+    rounds = min(each) if plan.settings.drop_last else max(-(-t // plan.microbatch_size) for t in totals.values())
+    left = sum(totals.values()) - rounds * plan.microbatch_size * plan.lanes
+    rest = f", leaving out {left} records of the incomplete last round" if plan.settings.drop_last and left > 0 else ""
+    return f"ends: after {rounds} rounds on every rank{rest}"

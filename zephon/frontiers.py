@@ -1,0 +1,152 @@
+"""Frontiers: how far each lane has been delivered, and the checkpoints made of them.
+
+A frontier names a window of its lane by the window's first chunk, how many of the lane's records were delivered since
+that window began (`offset`) and how many in all (`records`). Any window that begins at or before the last delivered
+record will do: a stale frontier costs replay, never data.
+
+A checkpoint is plain JSON: the run's identity and one frontier a lane. A partial one holds the lanes of some groups
+only and says so; `merge_checkpoints` joins the parts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from zephon.errors import CheckpointError
+
+FORMAT = 1
+
+
+class Announcement(NamedTuple):
+    """A window of a lane begins at this record: what an engine announces when the window before is complete."""
+
+    chunk: int
+    records: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """How far one lane has been delivered."""
+
+    chunk: int = 0
+    offset: int = 0
+    records: int = 0
+    skipped: int = 0
+
+    @property
+    def announcement(self) -> Announcement:
+        """The beginning of the window that it names."""
+        return Announcement(self.chunk, self.records - self.offset, self.skipped)
+
+    def to_json(self) -> dict[str, int]:
+        return {"chunk": self.chunk, "offset": self.offset, "records": self.records, "skipped": self.skipped}
+
+
+def frontier_at(announcements: Sequence[Announcement], records: int) -> Frontier:
+    """The frontier of a lane that has delivered `records`, from its announcements in ascending order."""
+    at = bisect_right(announcements, records, key=lambda a: a.records) - 1
+    if at < 0:
+        raise CheckpointError(f"no known window begins at or before record {records}")
+    chunk, begins, skipped = announcements[at]
+    return Frontier(chunk, records - begins, records, skipped)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checked checkpoint. `identity` is as `zephon.plan` made it; `lanes` has an entry for each lane that it knows."""
+
+    identity: dict[str, Any]
+    epoch: int
+    lanes: dict[int, Frontier]
+
+    @property
+    def canonical_replicas(self) -> int:
+        return int(self.identity["canonical_replicas"])
+
+    @property
+    def most(self) -> int:
+        """The most records that any lane has delivered."""
+        return max(frontier.records for frontier in self.lanes.values())
+
+    @property
+    def missing(self) -> list[int]:
+        """The lanes that it lacks."""
+        return [lane for lane in range(self.canonical_replicas) if lane not in self.lanes]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "identity": self.identity,
+            "epoch": self.epoch,
+            "complete": not self.missing,
+            "lanes": {str(lane): self.lanes[lane].to_json() for lane in sorted(self.lanes)},
+        }
+
+
+def parse_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
+    """Check a checkpoint's form. `CheckpointError` names what is wrong with it."""
+    if not isinstance(state, Mapping):
+        raise CheckpointError(f"a checkpoint is a mapping, not {type(state).__name__}")
+    if state.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint format {state.get('format')!r}: this version reads format {FORMAT}")
+    identity, lanes = state.get("identity"), state.get("lanes")
+    if not isinstance(identity, Mapping) or not isinstance(lanes, Mapping) or not lanes:
+        raise CheckpointError("malformed checkpoint: it needs 'identity' and 'lanes'")
+    replicas = identity.get("canonical_replicas")
+    if type(replicas) is not int or replicas < 1:
+        raise CheckpointError(f"malformed checkpoint: identity.canonical_replicas is {replicas!r}")
+    epoch = _count(state.get("epoch"), "epoch")
+    frontiers = {}
+    for key, entry in lanes.items():
+        lane = int(key) if isinstance(key, (str, int)) and str(key).isdecimal() else -1
+        if not 0 <= lane < replicas or not isinstance(entry, Mapping):
+            raise CheckpointError(f"malformed checkpoint: lane {key!r} of {replicas} lanes")
+        names = ("chunk", "offset", "records", "skipped")
+        numbers = {n: _count(entry.get(n, 0 if n == "skipped" else None), f"lane {lane}: {n}") for n in names}
+        frontiers[lane] = Frontier(**numbers)
+        if frontiers[lane].offset > frontiers[lane].records:
+            raise CheckpointError(f"malformed checkpoint: lane {lane}: offset exceeds records")
+    checkpoint = Checkpoint(dict(identity), epoch, frontiers)
+    if state.get("complete") and checkpoint.missing:
+        raise CheckpointError(f"the checkpoint says it is complete but has no entry for lanes {checkpoint.missing}")
+    return checkpoint
+
+
+def complete_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
+    """A checkpoint to restore from: all lanes must be there."""
+    checkpoint = parse_checkpoint(state)
+    if checkpoint.missing:
+        raise CheckpointError(
+            f"the checkpoint has no entry for lanes {checkpoint.missing}: it is partial, taken inside a round. "
+            "Merge the parts of all groups with zephon.merge_checkpoints([...]) and load the result."
+        )
+    return checkpoint
+
+
+def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Join partial checkpoints of one run. A lane found in several parts must say the same number of records."""
+    if not states:
+        raise CheckpointError("merge_checkpoints needs at least one checkpoint")
+    parts = [parse_checkpoint(state) for state in states]
+    first = parts[0]
+    lanes: dict[int, Frontier] = {}
+    for number, part in enumerate(parts):
+        if part.identity != first.identity or part.epoch != first.epoch:
+            raise CheckpointError(f"part {number} belongs to another run or epoch than part 0")
+        for lane, frontier in part.lanes.items():
+            known = lanes.setdefault(lane, frontier)
+            if known.records != frontier.records:
+                raise CheckpointError(
+                    f"lane {lane} stands at record {known.records} in one part and at {frontier.records} in part {number}"
+                )
+    return Checkpoint(first.identity, first.epoch, lanes).to_json()
+
+
+def _count(value: object, what: str) -> int:
+    if type(value) is not int or value < 0:
+        raise CheckpointError(f"malformed checkpoint: {what} must be a whole number from 0, found {value!r}")
+    return value

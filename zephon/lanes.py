@@ -1,0 +1,139 @@
+"""Lanes: who owns which, whose turn it is, and where a lane's windows lie. Pure arithmetic.
+
+A run has `canonical_replicas` lanes for its whole life. Each data-parallel group owns some of them and delivers one
+batch of each in turn; one batch from every lane a group owns is a round. Because the lanes never change, a run
+resumed on another number of groups delivers the same records in the same rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from zephon.errors import SettingError, TopologyError
+
+CONTIGUOUS, INTERLEAVED = "contiguous", "interleaved"
+
+
+def owned_lanes(lanes: int, groups: int, group: int, strategy: str = CONTIGUOUS) -> list[int]:
+    """The lanes of one group, ascending. `contiguous` gives each group a block, `interleaved` deals them."""
+    if strategy == INTERLEAVED:
+        return list(range(group, lanes, groups))
+    quotient, larger = divmod(lanes, groups)
+    first = group * quotient + min(group, larger)
+    return list(range(first, first + quotient + (group < larger)))
+
+
+def check_topology(lanes: int, groups: int, group: int, strategy: str = CONTIGUOUS) -> str | None:
+    """Refuse groups that the lanes cannot serve. Returns a warning where the split is uneven, else None."""
+    if strategy not in (CONTIGUOUS, INTERLEAVED):
+        raise SettingError(f'mapping_strategy={strategy!r}: must be "contiguous" or "interleaved"')
+    if groups < 1:
+        raise SettingError(f"dp_degree={groups}: must be at least 1")
+    if not 0 <= group < groups:
+        raise TopologyError(f"dp_group_id={group} with dp_degree={groups}: must be in 0..{groups - 1}")
+    if groups > lanes:
+        raise TopologyError(
+            f"dp_degree={groups} groups cannot share {lanes} lanes (canonical_replicas={lanes}): a group needs at least "
+            f"one lane. Use at most {lanes} data-parallel groups, or start a new run with more canonical_replicas."
+        )
+    if lanes % groups == 0:
+        return None
+    sizes = [len(owned_lanes(lanes, groups, g, strategy)) for g in range(groups)]
+    larger = [g for g, size in enumerate(sizes) if size == max(sizes)]
+    return (
+        f"{lanes} lanes do not split evenly over {groups} groups: groups {larger} own {max(sizes)} lanes, the others "
+        f"{min(sizes)}, so they do unequal work in each step. Choose a dp_degree that divides {lanes}."
+    )
+
+
+def window_start(lane: int, lanes: int, chunks_per_window: int, window: int) -> int:
+    """The lane-local number of a window's first chunk. A lane's first window is shorter, so that lanes flush in turn."""
+    if window == 0:
+        return 0
+    return -(-chunks_per_window * (lane + 1) // lanes) + (window - 1) * chunks_per_window
+
+
+def window_at(lane: int, lanes: int, chunks_per_window: int, chunk: int) -> int:
+    """The number of the window that begins at lane-local chunk `chunk`; `SettingError` if none begins there."""
+    first = window_start(lane, lanes, chunks_per_window, 1)
+    window = 0 if chunk == 0 else 1 + (chunk - first) // chunks_per_window
+    if window_start(lane, lanes, chunks_per_window, window) != chunk:
+        raise SettingError(f"lane {lane}: chunk {chunk} is not the first of a window (flush_every={chunks_per_window})")
+    return window
+
+
+class RoundRobin:
+    """Whose turn it is among the lanes of one group, and where rounds end.
+
+    The next batch comes from the lane that stands lowest, ties to the lowest number. With `most` the most records of
+    any lane of the whole loaded state, round j ends when every lane stands at `most + j * microbatch_size`; lanes
+    behind `most` catch up within round 1. A lane that has run out of records keeps its turns (short or empty batches),
+    so it stands where the others do while `records` says what it really delivered.
+    """
+
+    def __init__(self, records: Mapping[int, int], most: int, microbatch_size: int) -> None:
+        self.records = dict(records)
+        self.stands = dict(records)
+        self.most, self.microbatch_size = most, microbatch_size
+        self.rounds = 0
+
+    def turn(self) -> int:
+        """The lane whose batch is next."""
+        return min(self.stands, key=lambda lane: (self.stands[lane], lane))
+
+    def until(self, lane: int) -> int:
+        """The record number at which the lane's next batch ends if the lane has that many."""
+        return batch_end(self.stands[lane], self.most, self.microbatch_size)
+
+    def round_of(self, lane: int) -> int:
+        """The round, counted from 1, that the lane's next batch belongs to."""
+        return max(1, -(-(self.until(lane) - self.most) // self.microbatch_size))
+
+    def deliver(self, lane: int, count: int) -> bool:
+        """Note that the lane's next batch, of `count` records, was handed over. True if that ends a round."""
+        self.stands[lane] = self.until(lane)
+        self.records[lane] += count
+        goal = self.most + (self.rounds + 1) * self.microbatch_size
+        if any(stand != goal for stand in self.stands.values()):
+            return False
+        self.rounds += 1
+        return True
+
+    @property
+    def at_round_end(self) -> bool:
+        """Whether every owned lane stands at the end of the same round (or nothing was delivered yet)."""
+        goal = self.most + self.rounds * self.microbatch_size
+        return all(stand == goal for stand in self.stands.values())
+
+
+def batch_end(stands: int, most: int, microbatch_size: int) -> int:
+    """Where the batch that begins at record `stands` of a lane ends: one shorter batch may bring a lane to `most`."""
+    return min(stands + microbatch_size, most) if stands < most else stands + microbatch_size
+
+
+def check_step(batches_per_step: int | None, lanes: Iterable[int]) -> None:
+    """Refuse a step that is not a whole number of rounds."""
+    owned = len(list(lanes))
+    if batches_per_step is not None and (batches_per_step < 1 or batches_per_step % owned):
+        raise TopologyError(
+            f"batches_per_step={batches_per_step}: this group owns {owned} lanes, so a step must be a positive "
+            f"multiple of {owned} batches to be whole rounds"
+        )
+
+
+def released_rounds(
+    produced: Mapping[int, int], ended: Iterable[int], most: int, microbatch_size: int, drop_last: bool
+) -> tuple[int, bool]:
+    """How many rounds may be delivered, and whether that is all there will ever be.
+
+    `produced` are the records that each lane is known to have, `ended` the lanes for which that is the total. With
+    `drop_last` a round needs a full batch of every lane; without it a round exists as soon as one lane has a record in
+    it, and lanes that have ended deliver a short or an empty batch. So all ranks stop at the same round.
+    """
+    done = set(ended)
+    if drop_last:
+        full = {lane: max(0, (count - most) // microbatch_size) for lane, count in produced.items()}
+        rounds = min(full.values())
+        return rounds, any(full[lane] == rounds for lane in done)
+    rounds = max(0, *(-(-(count - most) // microbatch_size) for count in produced.values()))
+    return rounds, len(done) == len(produced)

@@ -1,0 +1,116 @@
+"""What `Pipeline.options` takes, sorted by what it may touch.
+
+Data settings decide the data and form the run's identity (`zephon.plan.DataSettings`). Topology and execution settings
+live here and cannot reach the data path.
+"""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from zephon.errors import SettingError
+from zephon.lanes import CONTIGUOUS, check_topology
+from zephon.plan import DataSettings
+from zephon.runners import RUNNERS
+
+IGNORED_EVERYWHERE = frozenset({"placement"})
+IGNORED_OPTIONS = frozenset(
+    "run_id aggregate_dir aggregate_store aggregate_timeout_s aggregate_serializer aggregate_compressor mtp_mode "
+    "mtp_buffer mtp_prefetch mtp_buffer_bytes mtp_auto_checkpoint per_stage_runner per_stage_prefetch "
+    "default_stage_prefetch op_queue_capacity worker_allocation mp_context ipc_transport ipc_buffer_bytes shutdown_mode "
+    "auto_validation allow_latency_flush_in_deterministic io_options mixture_config execution_tracking "
+    "metrics_sink_config max_worker_retries".split()
+)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Where an embedded run stands among the data-parallel groups. Under a daemon the clients say it."""
+
+    dp_degree: int = 1
+    dp_group_id: int = 0
+    mapping_strategy: str = CONTIGUOUS
+    batches_per_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a pipeline is executed. Never visible in the data."""
+
+    runner: str = "auto"
+    max_workers: int | None = None
+    prefetch_batches: int | None = None
+    deterministic: bool = True
+
+
+def drop_ignored(method: str, given: Mapping[str, Any], known: Iterable[str], ignored: frozenset[str] = frozenset()) -> None:
+    """Warn once about arguments of mechanisms that this design does not have; `TypeError` for unknown ones."""
+    ignored = ignored | IGNORED_EVERYWHERE
+    for name in given:
+        if name not in ignored and not (method == "options" and name.startswith("shm_")):
+            near = difflib.get_close_matches(name, [*known, *ignored], 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{method}() has no argument {name!r}{hint}")
+    if given:
+        warnings.warn(f"{method}(): ignored, this design has no such mechanism: {', '.join(given)}", stacklevel=3)
+
+
+def apply_options(
+    data: DataSettings, topology: Topology, execution: Execution, given: Mapping[str, Any]
+) -> tuple[DataSettings, Topology, Execution]:
+    """The three kinds of settings with the given options in place, checked."""
+    left = dict(given)
+    taken = [
+        replace(settings, **{f.name: left.pop(f.name) for f in fields(settings) if f.name in left and f.name in allowed})
+        for settings, allowed in (
+            (data, ("canonical_replicas", "flush_every_k_chunks", "on_error", "even_ends")),
+            (topology, ("dp_degree", "dp_group_id", "mapping_strategy", "batches_per_step")),
+            (execution, ("runner", "max_workers", "prefetch_batches", "deterministic")),
+        )
+    ]
+    data, topology, execution = taken  # type: ignore[assignment]
+    topology = _ranks_as_groups(topology, left, given)
+    known = [f.name for settings in taken for f in fields(settings)] + ["world_size", "global_rank"]  # type: ignore[arg-type]
+    drop_ignored("options", left, known, IGNORED_OPTIONS)
+    if data.flush_every_k_chunks == "auto":
+        data = replace(data, flush_every_k_chunks=None)
+    _check(data, topology, execution)
+    return data, topology, execution
+
+
+def _ranks_as_groups(topology: Topology, left: dict[str, Any], given: Mapping[str, Any]) -> Topology:
+    """`world_size` and `global_rank` stand for the groups where those are not given."""
+    size, rank = left.pop("world_size", None), left.pop("global_rank", None)
+    if size is not None and "dp_degree" not in given:
+        topology = replace(topology, dp_degree=size)
+    if rank is not None and "dp_group_id" not in given:
+        topology = replace(topology, dp_group_id=rank)
+    return topology
+
+
+def _check(data: DataSettings, topology: Topology, execution: Execution) -> None:
+    whole_from_1 = {
+        "canonical_replicas": data.canonical_replicas,
+        "max_workers": execution.max_workers,
+        "prefetch_batches": execution.prefetch_batches,
+        "batches_per_step": topology.batches_per_step,
+        "dp_degree": topology.dp_degree,
+    }
+    for name, value in whole_from_1.items():
+        if value is not None and (type(value) is not int or value < 1):
+            raise SettingError(f"{name}={value!r}: must be a whole number from 1")
+    every = data.flush_every_k_chunks
+    if every is not None and (type(every) is not int or every < 0):
+        raise SettingError(f'flush_every_k_chunks={every!r}: must be "auto" or a whole number from 0')
+    if data.on_error not in ("raise", "skip"):
+        raise SettingError(f'on_error={data.on_error!r}: must be "raise" or "skip"')
+    if execution.runner not in RUNNERS:
+        raise SettingError(f"runner={execution.runner!r}: must be one of {', '.join(RUNNERS)}")
+    if not execution.deterministic:
+        raise SettingError("deterministic=False is not available yet")
+    if data.canonical_replicas is not None:
+        check_topology(data.canonical_replicas, 1, 0, topology.mapping_strategy)

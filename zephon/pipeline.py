@@ -1,0 +1,217 @@
+"""`Pipeline`: a recipe as its author writes it, and its iteration in this very process."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from zephon.embedded import EmbeddedRun
+from zephon.errors import SettingError
+from zephon.explain import explain
+from zephon.frontiers import Checkpoint, complete_checkpoint
+from zephon.lanes import check_step, check_topology, owned_lanes
+from zephon.ops.base import Operator
+from zephon.ops.decode_text import DecodeText
+from zephon.ops.map_transform import MapTransform
+from zephon.ops.pack_flat import PackFlat
+from zephon.ops.shuffle import Shuffle
+from zephon.ops.tokenize import Tokenize
+from zephon.options import Execution, Topology, apply_options, drop_ignored
+from zephon.plan import DataSettings, Plan, resolve
+from zephon.runners import Pool, make_pool
+from zephon.types import SampleBatch
+from zephon.windows import Front
+from zephon.work import StaticMixtureWorkSource
+
+
+class Pipeline:
+    """A work source and the operators that its samples go through. Builder methods change it in place and return it.
+
+    Iterating runs it here, as group `dp_group_id` of `dp_degree`; the node daemon runs the same pipeline on workers, with
+    the same bytes and checkpoints.
+    """
+
+    def __init__(self, work_source: StaticMixtureWorkSource) -> None:
+        self.source = work_source
+        self.operators: list[Operator] = []
+        self.data = DataSettings()
+        self.topology = Topology()
+        self.execution = Execution()
+        self._batched = False
+        self._checkpoint: Checkpoint | None = None
+        self._allow_changed: tuple[str, ...] = ()
+        self._run: EmbeddedRun | None = None
+
+    # Building
+
+    def decode_text(self, parallelism: int | None = None, **ignored: Any) -> Pipeline:
+        """Fields that hold bytes become str (UTF-8)."""
+        drop_ignored("decode_text", ignored, ("parallelism",))
+        return self._add(DecodeText())
+
+    def map_transform(
+        self,
+        fn: Callable[[dict[str, Any]], dict[str, Any] | None],
+        *,
+        drop_none: bool = True,
+        parallelism: int | None = None,
+        **ignored: Any,
+    ) -> Pipeline:
+        """`fn(payload) -> payload or None` for each record; None drops it."""
+        drop_ignored("map_transform", ignored, ("fn", "drop_none", "parallelism"))
+        return self._add(MapTransform(fn, drop_none=drop_none))
+
+    def tokenize(
+        self,
+        tokenizer: Any = None,
+        tokenizer_id: str | os.PathLike[str] | None = None,
+        *,
+        field: str,
+        missing_field: Literal["error", "skip"] = "error",
+        add_attention_mask: bool = True,
+        max_length: int | None = None,
+        truncation: bool = False,
+        split_long_samples: bool = False,
+        preserve_upstream_payload: bool = False,
+        special_tokens: str = "bos_eos",
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        parallelism: int | None = None,
+        **ignored: Any,
+    ) -> Pipeline:
+        """Text in `field` to token ids in `input_ids`."""
+        drop_ignored(
+            "tokenize", ignored, Tokenize.__init__.__annotations__, frozenset({"use_fast", "padding", "return_tensors"})
+        )
+        return self._add(
+            Tokenize(
+                tokenizer,
+                tokenizer_id,
+                field=field,
+                missing_field=missing_field,
+                add_attention_mask=add_attention_mask,
+                max_length=max_length,
+                truncation=truncation,
+                split_long_samples=split_long_samples,
+                preserve_upstream_payload=preserve_upstream_payload,
+                special_tokens=special_tokens,
+                bos_token_id=bos_token_id,
+                eos_token_id=eos_token_id,
+            )
+        )
+
+    def pack_flat(self, max_length: int, *, parallelism: int | None = None, **settings: Any) -> Pipeline:
+        """Token sequences into sequences of exactly `max_length`; see `zephon.ops.pack_flat.PackFlat` for the settings."""
+        known = PackFlat.__init__.__annotations__
+        ignored = {name: value for name, value in settings.items() if name not in known}
+        drop_ignored("pack_flat", ignored, known, frozenset({"warmup_growth", "obsolete_drain_rate", "span_source"}))
+        for operator in self.operators:
+            if isinstance(operator, Tokenize):
+                operator.add_attention_mask = False  # packing reads tokens only
+        return self._add(PackFlat(max_length, **{n: v for n, v in settings.items() if n in known}))
+
+    def shuffle(self, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming", **ignored: Any) -> Pipeline:
+        """Shuffle the records of each lane within a buffer."""
+        drop_ignored("shuffle", ignored, ("buffer_size", "seed", "algorithm"))
+        return self._add(Shuffle(buffer_size, seed=seed, algorithm=algorithm))
+
+    def batch(self, microbatch_size: int, *, drop_last: bool = True, **ignored: Any) -> Pipeline:
+        """Cut each lane into batches of `microbatch_size` records. Comes last."""
+        drop_ignored("batch", ignored, ("microbatch_size", "drop_last"))
+        if type(microbatch_size) is not int or microbatch_size < 1:
+            raise SettingError(f"microbatch_size={microbatch_size!r}: must be a whole number from 1")
+        self._change()
+        self.data = replace(self.data, microbatch_size=microbatch_size, drop_last=bool(drop_last))
+        self._batched = True
+        return self
+
+    def options(self, **options: Any) -> Pipeline:
+        """Data settings, topology and execution settings; see the guide."""
+        self._change()
+        self.data, self.topology, self.execution = apply_options(self.data, self.topology, self.execution, options)
+        return self
+
+    # Running here
+
+    def plan(
+        self, *, dp_degree: int | None = None, checkpoint: Checkpoint | None = None, allow_changed: Collection[str] = ()
+    ) -> Plan:
+        """Resolve the run: from this recipe and, if there is one, a checkpoint."""
+        groups = self.topology.dp_degree if dp_degree is None else dp_degree
+        return resolve(
+            self.source,
+            tuple(self.operators),
+            self.data,
+            dp_degree=groups,
+            checkpoint=checkpoint,
+            allow_changed=allow_changed,
+        )
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        """The batches of this epoch, or of what is left of it; iterating again starts the next epoch."""
+        return self._running().epoch_batches()
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The state of this run: JSON, of all lanes or (one group of several) of this group's."""
+        return self._running().checkpoint()
+
+    def restore(self, ckpt: Mapping[str, Any], *, allow_changed: Collection[str] = ()) -> Pipeline:
+        """Go on from a checkpoint, taken here or under the daemon. A run that has begun is left for it."""
+        self.close()
+        self._checkpoint, self._allow_changed = complete_checkpoint(ckpt), tuple(allow_changed)
+        self._running()
+        return self
+
+    def close(self) -> None:
+        """End the run and all that it started."""
+        if self._run is not None:
+            self._run.pool.close()
+            self._run = None
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._running().epoch
+
+    def explain(self, dp_degree: int | None = None) -> str:
+        """The resolved plan as text: stages, lanes, and what each group gets."""
+        groups = dp_degree or self.topology.dp_degree
+        return explain(self.plan(dp_degree=groups), self.execution, groups, self.topology.mapping_strategy)
+
+    def run(self, plan: Plan, *, dp_degree: int, group: int, checkpoint: Checkpoint | None = None) -> EmbeddedRun:
+        """An embedded run of one group under a resolved plan."""
+        strategy = self.topology.mapping_strategy
+        warning = check_topology(plan.lanes, dp_degree, group, strategy)
+        if warning:
+            warnings.warn(warning, stacklevel=3)
+        check_step(self.topology.batches_per_step, owned_lanes(plan.lanes, dp_degree, group, strategy))
+        return EmbeddedRun(
+            plan, self._pool(plan), dp_degree=dp_degree, group=group, strategy=strategy, checkpoint=checkpoint
+        )
+
+    def _pool(self, plan: Plan) -> Pool:
+        workers = self.execution.max_workers or len(os.sched_getaffinity(0))
+        return make_pool(self.execution.runner, Front(plan), workers)
+
+    def _running(self) -> EmbeddedRun:
+        if self._run is None:
+            plan = self.plan(checkpoint=self._checkpoint, allow_changed=self._allow_changed)
+            where = self.topology
+            self._run = self.run(
+                plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=self._checkpoint
+            )
+        return self._run
+
+    def _add(self, operator: Operator) -> Pipeline:
+        self._change()
+        if self._batched:
+            raise SettingError(f"{operator.name}() after batch(): batch comes last")
+        self.operators.append(operator)
+        return self
+
+    def _change(self) -> None:
+        if self._run is not None:
+            raise SettingError("the pipeline is running: build it first, or close() it before a change")

@@ -1,0 +1,211 @@
+"""The plan: everything that a run fixes once, and its identity.
+
+A plan is resolved from a recipe and, where one was loaded, a checkpoint: settings that the recipe leaves open (lanes,
+chunk and window sizes) and the seed come from the checkpoint, all others must agree with it. Two plans of one identity
+produce the same records in the same lanes, whatever executes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from zephon.errors import CheckpointMismatch, DatasetError, SettingError
+from zephon.frontiers import Checkpoint
+from zephon.ops.base import Operator, Stateful, Stateless
+from zephon.work import Curriculum, StaticMixtureWorkSource
+
+WINDOW_SAMPLES = 16384
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What decides the data, as the recipe says it. None leaves a setting to the checkpoint or to its default."""
+
+    canonical_replicas: int | None = None
+    flush_every_k_chunks: int | None = None
+    microbatch_size: int = 1
+    drop_last: bool = True
+    on_error: str = "raise"
+    even_ends: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A resolved run. `front` are the leading stateless operators, `back` the rest."""
+
+    source: StaticMixtureWorkSource
+    operators: tuple[Operator, ...]
+    seed: int
+    lanes: int
+    chunk_size: int
+    flush_every: int
+    settings: DataSettings
+    identity: dict[str, Any] = field(compare=False)
+
+    @property
+    def front(self) -> tuple[Stateless, ...]:
+        return tuple(op for op in self.operators[: self._split] if isinstance(op, Stateless))
+
+    @property
+    def back(self) -> tuple[Operator, ...]:
+        return self.operators[self._split :]
+
+    @property
+    def _split(self) -> int:
+        stateful = [i for i, op in enumerate(self.operators) if isinstance(op, Stateful)]
+        return stateful[0] if stateful else len(self.operators)
+
+    @property
+    def microbatch_size(self) -> int:
+        return self.settings.microbatch_size
+
+    @property
+    def counts_are_arithmetic(self) -> bool:
+        """Whether each sample becomes exactly one record, so that every lane's total is known before it starts."""
+        return self.settings.on_error == "raise" and not any(op.changes_counts for op in self.operators)
+
+    @property
+    def packed(self) -> bool:
+        """Whether a record may be made from several samples."""
+        return any(op.name == "pack_flat" for op in self.operators)
+
+    @property
+    def fields(self) -> frozenset[str] | None:
+        """The fields to read from the datasets; None means all of them."""
+        needed: frozenset[str] | None = None
+        for operator in reversed(self.operators):
+            needed = operator.requires(needed)
+        return needed
+
+    @property
+    def dataset_names(self) -> tuple[str, ...]:
+        return tuple(dataset.name for dataset in self.source.datasets)
+
+    def curriculum(self, epoch: int) -> Curriculum:
+        """Which sample each place of each lane holds in one epoch."""
+        return self.source.curriculum(self.seed, epoch, self.lanes, self.chunk_size)
+
+    def lane_totals(self, epoch: int) -> dict[int, int] | None:
+        """The number of records of each lane, where arithmetic alone says it; None if not, or if the run is endless."""
+        if not self.counts_are_arithmetic:
+            return None
+        curriculum = self.curriculum(epoch)
+        totals = {lane: curriculum.lane_samples(lane) for lane in range(self.lanes)}
+        return None if None in totals.values() else {lane: total or 0 for lane, total in totals.items()}
+
+
+def resolve(
+    source: StaticMixtureWorkSource,
+    operators: tuple[Operator, ...],
+    settings: DataSettings,
+    *,
+    dp_degree: int = 1,
+    checkpoint: Checkpoint | None = None,
+    allow_changed: Collection[str] = (),
+) -> Plan:
+    """Fix what a run fixes once. Raises `CheckpointMismatch` listing every difference that `allow_changed` does not name."""
+    for dataset in source.datasets:
+        if dataset.total == 0:
+            raise DatasetError(f"dataset {dataset.name!r} has no rows: {dataset.location}")
+    saved = checkpoint.identity if checkpoint else {}
+    seed = int(saved.get("seed", source.seed))
+    lanes = settings.canonical_replicas or int(saved.get("canonical_replicas", 0))
+    if not lanes:
+        lanes = dp_degree
+        warnings.warn(
+            f"canonical_replicas is not set: this run has {lanes} lanes, one for each data-parallel group, and can never "
+            "use more groups than that. Set options(canonical_replicas=...) to the largest number you may want.",
+            stacklevel=2,
+        )
+    chunk_size = source.chunk_size if source.chunk_size != "auto" else saved.get("chunk_size")
+    chunk_size = int(chunk_size or source.auto_chunk_size(lanes))
+    stateful = any(isinstance(op, Stateful) for op in operators)
+    flush_every = settings.flush_every_k_chunks
+    if flush_every == 0 and stateful:
+        raise SettingError("flush_every_k_chunks=0: an operator holds records, so windows must end; use 1 or more")
+    if not stateful:
+        flush_every = 1
+    flush_every = flush_every or saved.get("flush_every_k_chunks") or max(8, -(-WINDOW_SAMPLES // chunk_size))
+    identity = _identity(source, operators, seed, lanes, chunk_size, int(flush_every))
+    if checkpoint:
+        _check_identity(saved, identity, allow_changed)
+    return Plan(source, operators, seed, lanes, chunk_size, int(flush_every), settings, identity)
+
+
+def _identity(
+    source: StaticMixtureWorkSource,
+    operators: tuple[Operator, ...],
+    seed: int,
+    lanes: int,
+    chunk_size: int,
+    flush_every: int,
+) -> dict[str, Any]:
+    described = dict(source.describe())
+    for resolved in ("seed", "chunk_size"):
+        described.pop(resolved, None)
+    mixture = described.pop("mixture", None)
+    steps = [{"operator": op.name, **op.describe()} for op in operators]
+    identity = {
+        "seed": seed,
+        "canonical_replicas": lanes,
+        "flush_every_k_chunks": flush_every,
+        "chunk_size": chunk_size,
+        "datasets": [
+            {"name": d.name, "rows": int(d.total), "shards": int(d.shard_count), "digest": d.digest}
+            for d in source.datasets
+        ],
+        "mixture": mixture,
+        "source": described,
+        "steps": steps,
+        "operators": hashlib.blake2b(json.dumps(steps, sort_keys=True).encode(), digest_size=16).hexdigest(),
+    }
+    return json.loads(json.dumps(identity))  # type: ignore[no-any-return]
+
+
+def _check_identity(saved: dict[str, Any], now: dict[str, Any], allow_changed: Collection[str]) -> None:
+    differences: dict[str, tuple[object, object]] = {}
+    for name in now:
+        if name in ("seed", "operators") or name in allow_changed:
+            continue
+        if saved.get(name) != now[name]:
+            differences.update(_differences(name, saved.get(name), now[name]))
+    if "operators" not in allow_changed and saved.get("operators") != now["operators"] and not differences:
+        differences["operators"] = (saved.get("operators"), now["operators"])
+    if "operators" in allow_changed:
+        differences = {k: v for k, v in differences.items() if not k.startswith("steps")}
+    if differences:
+        lines = "; ".join(f"{name}: checkpoint {a!r}, recipe {b!r}" for name, (a, b) in differences.items())
+        names = sorted({_setting(name) for name in differences})
+        raise CheckpointMismatch(
+            f"the checkpoint belongs to another run: {lines}. Use the recipe and data it was taken with, or accept the "
+            f"change knowingly: load_state_dict(state, allow_changed={names!r})",
+            differences,
+        )
+
+
+def _setting(difference: str) -> str:
+    top = difference.split("[")[0].split(".")[0]
+    return "operators" if top == "steps" else top
+
+
+def _differences(name: str, saved: object, now: object) -> dict[str, tuple[object, object]]:
+    """Every place in which two JSON values differ, by its path."""
+    if isinstance(saved, dict) and isinstance(now, dict):
+        out: dict[str, tuple[object, object]] = {}
+        for key in {**saved, **now}:
+            if saved.get(key) != now.get(key):
+                out.update(_differences(f"{name}.{key}", saved.get(key), now.get(key)))
+        return out
+    if isinstance(saved, list) and isinstance(now, list) and len(saved) == len(now):
+        out = {}
+        for number, (a, b) in enumerate(zip(saved, now, strict=True)):
+            if a != b:
+                label = next((str(v[k]) for v in (b,) for k in ("name", "operator") if isinstance(v, dict) and k in v), number)
+                out.update(_differences(f"{name}[{label}]", a, b))
+        return out
+    return {name: (saved, now)}

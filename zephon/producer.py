@@ -1,0 +1,131 @@
+"""One lane, produced: tasks handed out in order, outcomes taken back in any order, records out in lane order.
+
+This is where parallel execution becomes equal to the reference. A task carries its sequence number; outcomes that
+arrive early wait; each is pushed through the window's chain in turn; after a window's last task the chain is flushed, and
+the record number at which the next window begins is announced. It does no I/O, so embedded runs and the engine share it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from zephon.batching import LaneStream
+from zephon.columns import Block
+from zephon.errors import CheckpointError
+from zephon.frontiers import Announcement, Frontier, frontier_at
+from zephon.lanes import window_at
+from zephon.ops.base import Faults, WindowKey
+from zephon.plan import Plan
+from zephon.windows import TASK_SAMPLES, Chain, Outcome, Task, Window, tasks_of, window_of
+
+
+class LaneProducer:
+    """A lane of one epoch, from a frontier on."""
+
+    def __init__(
+        self, plan: Plan, epoch: int, lane: int, start: Frontier, task_samples: int = TASK_SAMPLES
+    ) -> None:
+        self.plan, self.epoch, self.lane = plan, epoch, lane
+        self.announcements: list[Announcement] = [start.announcement]
+        self.stream = LaneStream(start.records, drop=start.offset)
+        self.skipped = start.skipped
+        self.samples = 0
+        self.counters: dict[str, int] = {}
+        self.reports: list[str] = []
+        self._task_samples = task_samples
+        self._curriculum = plan.curriculum(epoch)
+        self._made = start.announcement.records  # the lane's records so far, replayed ones included
+        self._next_window = window_at(lane, plan.lanes, plan.flush_every, start.chunk)
+        self._to_hand_out: deque[Task] = deque()
+        self._handed_out = 0
+        self._windows: deque[tuple[Window, int]] = deque()  # (window, number of the first task after it)
+        self._pushed = 0
+        self._early: dict[int, Outcome] = {}
+        self._chain: Chain | None = None
+        self._faults = Faults(plan.settings.on_error, plan.source.datasets)
+        self._plan_window()
+
+    @property
+    def ended(self) -> bool:
+        """Whether every record of the lane has been produced."""
+        return not self._windows
+
+    @property
+    def outstanding(self) -> int:
+        """Tasks handed out whose outcomes have not been pushed."""
+        return self._handed_out - self._pushed
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether every task has been handed out."""
+        if not self._to_hand_out:
+            self._plan_window()
+        return not self._to_hand_out
+
+    def next_task(self) -> tuple[int, Task] | None:
+        """The lane's next task with its sequence number; None when all are handed out."""
+        if self.exhausted:
+            return None
+        self._handed_out += 1
+        return self._handed_out - 1, self._to_hand_out.popleft()
+
+    def is_next(self, number: int) -> bool:
+        """Whether that outcome would be pushed at once, and so may lie in borrowed memory."""
+        return number == self._pushed and bool(self.plan.back)
+
+    def accept(self, number: int, outcome: Outcome) -> None:
+        """Take the outcome of task `number`; push it, and those that waited for it."""
+        self._early[number] = outcome
+        while (ready := self._early.pop(self._pushed, None)) is not None:
+            self._push(ready)
+
+    def frontier(self, records: int) -> Frontier:
+        """The lane's frontier once that many records were delivered. Older announcements are forgotten."""
+        frontier = frontier_at(self.announcements, records)
+        self.announcements = [a for a in self.announcements if a >= frontier.announcement]
+        return frontier
+
+    def _plan_window(self) -> None:
+        window = window_of(self.plan, self._curriculum, self.lane, self._next_window)
+        if window is not None:
+            tasks = list(tasks_of(window, self.epoch, self.lane, self._task_samples))
+            self._to_hand_out.extend(tasks)
+            self._windows.append((window, self._handed_out + len(self._to_hand_out)))
+            self._next_window += 1
+
+    def _push(self, outcome: Outcome) -> None:
+        window, ends_at = self._windows[0]
+        if self._chain is None:
+            self._chain = Chain(self.plan.back, WindowKey(self.plan.seed, self.epoch, self.lane, window.chunk))
+        self.skipped += outcome.skipped
+        self.reports += outcome.reports
+        self.samples += len(outcome.block)
+        self._append(self._chain.push(outcome.block, self._faults))
+        self._pushed += 1
+        if self._pushed == ends_at:
+            self._append(self._chain.flush(self._faults))
+            self._end_window()
+
+    def _append(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            self._made += len(block)
+            self.stream.append(block)
+
+    def _end_window(self) -> None:
+        assert self._chain is not None
+        for name, count in self._chain.counters().items():
+            self.counters[name] = self.counters.get(name, 0) + count
+        self._chain = None
+        self.skipped += self._faults.skipped
+        self.reports += self._faults.reports
+        self._faults = Faults(self.plan.settings.on_error, self.plan.source.datasets)
+        self._windows.popleft()
+        if not self._windows:
+            self._plan_window()
+        if self._windows:
+            self.announcements.append(Announcement(self._windows[0][0].chunk, self._made, self.skipped))
+        elif self.stream.to_drop:
+            raise CheckpointError(
+                f"lane {self.lane} ends {self.stream.to_drop} records before the place that the checkpoint names: the data "
+                "are not those it was taken with"
+            )

@@ -1,0 +1,415 @@
+"""Every message between the processes of a node, and who sends which.
+
+Control connection (ZeroMQ, client DEALER to daemon ROUTER; frames: request number, message). Each request is answered once, by
+its answer or by `Refused`; while an answer takes long the daemon sends `Patience` about once a second.
+
+    Hello    -> Welcome       a client comes: which group of which pipeline it reads
+    Attach   -> Attached      its first batch or state is wanted: the run takes shape
+    Progress -> ProgressReport
+    Goodbye  -> Farewell
+
+Data connection (Unix SEQPACKET). The client connects and sends `Join`; once it is attached, the daemon passes the connection
+to the engine, and from then on:
+
+    client -> engine   Begin (an epoch may be delivered), Returned (slots given back, how far delivered), Hungry
+    engine -> client   NewSegment (+ descriptor of the memory), BatchReady, Announced, LaneTotal, Released, Alive, Failed
+
+Daemon and engine (SEQPACKET pair): StartRun, AddWorker (+ its connection), WorkerGone, AddReader (+ the client's connection),
+DropReader, EndRun, Report from the daemon; EngineReady, RunStarted, RunRefused, ReaderGone, EngineReport from the engine.
+
+Engine and worker (SEQPACKET pair): LoadStage (+ memory with the pickled stage), DoTask, SlotFree to the worker; WorkerReady,
+NewSegment (+ memory), TaskDone, TaskFailed from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zephon.transport.messages import message
+
+# Control connection
+
+
+@message("hello")
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """`job` names the training job (torchrun's run id and restart count; empty where there is none)."""
+
+    pid: int
+    dp_degree: int
+    dp_group_id: int
+    group_readers: int
+    pipeline: str
+    job: str
+    batches_per_step: int | None
+
+
+@message("welcome")
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """`token` proves the client to the data connection; `client` is its number in the session."""
+
+    token: bytes
+    client: int
+    recipe: str
+
+
+@message("attach")
+@dataclass(frozen=True, slots=True)
+class Attach:
+    """`checkpoint` is JSON, empty for a new run."""
+
+    token: bytes
+    client: int
+    checkpoint: str
+    allow_changed: list[str]
+
+
+@message("attached")
+@dataclass(frozen=True, slots=True)
+class Attached:
+    """What a client must know of the run. `totals` has each lane's records where arithmetic gives them (else empty);
+    `starts` each lane's frontier (chunk, offset, records, skipped)."""
+
+    identity: str
+    lanes: int
+    owned: list[int]
+    microbatch_size: int
+    drop_last: bool
+    even_ends: bool
+    packed: bool
+    dataset_names: list[str]
+    epoch: int
+    starts: list[list[int]]
+    warnings: list[str]
+
+
+@message("progress")
+@dataclass(frozen=True, slots=True)
+class Progress:
+    pass
+
+
+@message("progress_report")
+@dataclass(frozen=True, slots=True)
+class ProgressReport:
+    """Plain data, as `zephon progress --json` prints it."""
+
+    report: dict[str, Any]
+
+
+@message("goodbye")
+@dataclass(frozen=True, slots=True)
+class Goodbye:
+    token: bytes
+    client: int
+
+
+@message("farewell")
+@dataclass(frozen=True, slots=True)
+class Farewell:
+    pass
+
+
+@message("patience")
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """The answer is being worked on; `reason` says what it waits for."""
+
+    reason: str
+
+
+@message("refused")
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """An error for the caller: `kind` is the name of a class in `zephon.errors`."""
+
+    kind: str
+    text: str
+
+
+# Data connection: client to daemon and engine
+
+
+@message("join")
+@dataclass(frozen=True, slots=True)
+class Join:
+    token: bytes
+    client: int
+
+
+@message("begin")
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The client is ready for this epoch's batches."""
+
+    epoch: int
+
+
+@message("returned")
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Slots given back, each as (lane, generation, index), and the client's delivered rounds of the epoch."""
+
+    slots: list[list[int]]
+    epoch: int
+    rounds: int
+
+
+@message("hungry")
+@dataclass(frozen=True, slots=True)
+class Hungry:
+    """The client has waited a while for this lane; `Alive` answers until its batch comes."""
+
+    lane: int
+    epoch: int
+
+
+# Data connection: engine to client
+
+
+@message("new_segment")
+@dataclass(frozen=True, slots=True)
+class NewSegment:
+    """Memory for a lane's ring (or a worker's, lane -1); its descriptor comes with the message."""
+
+    lane: int
+    generation: int
+    slot_bytes: int
+    slots: int
+
+
+@message("batch_ready")
+@dataclass(frozen=True, slots=True)
+class BatchReady:
+    """A batch lies in slot `index` of `generation` of its lane's ring, `nbytes` long."""
+
+    lane: int
+    epoch: int
+    generation: int
+    index: int
+    nbytes: int
+    first_record: int
+    records: int
+
+
+@message("announced")
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A window of the lane begins at chunk `chunk`, at the lane's record `records`, after `skipped` bad ones."""
+
+    lane: int
+    epoch: int
+    chunk: int
+    records: int
+    skipped: int
+
+
+@message("lane_total")
+@dataclass(frozen=True, slots=True)
+class LaneTotal:
+    """The lane has this many records in the epoch, all told."""
+
+    lane: int
+    epoch: int
+    records: int
+
+
+@message("released")
+@dataclass(frozen=True, slots=True)
+class Released:
+    """Rounds up to `rounds` may be delivered; with `final` there are no more in this epoch."""
+
+    epoch: int
+    rounds: int
+    final: bool
+
+
+@message("alive")
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The engine is there. `working` if something moved since it last said so; `reason` what the lane waits for."""
+
+    working: bool
+    reason: str
+
+
+@message("failed")
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The run has ended with an error. `record` is (dataset, shard, row, operator, cause) of a RecordError, else empty."""
+
+    kind: str
+    text: str
+    record: list[str]
+
+
+# Daemon and engine
+
+
+@message("start_run")
+@dataclass(frozen=True, slots=True)
+class StartRun:
+    """Give a pipeline's run its shape. The checkpoint (JSON, maybe empty) comes as a memory descriptor with the message."""
+
+    run: int
+    pipeline: str
+    dp_degree: int
+    allow_changed: list[str]
+    groups: list[int]
+
+
+@message("run_started")
+@dataclass(frozen=True, slots=True)
+class RunStarted:
+    """`plan` is an `Attached` without `owned`; `strategy` the mapping of lanes to groups."""
+
+    run: int
+    plan: Attached
+    strategy: str
+
+
+@message("run_refused")
+@dataclass(frozen=True, slots=True)
+class RunRefused:
+    run: int
+    kind: str
+    text: str
+
+
+@message("add_reader")
+@dataclass(frozen=True, slots=True)
+class AddReader:
+    """A client to deliver a group's lanes to; its data connection comes with the message."""
+
+    run: int
+    client: int
+    group: int
+    group_readers: int
+
+
+@message("drop_reader")
+@dataclass(frozen=True, slots=True)
+class DropReader:
+    client: int
+
+
+@message("reader_gone")
+@dataclass(frozen=True, slots=True)
+class ReaderGone:
+    """The client's data connection has ended."""
+
+    client: int
+
+
+@message("end_run")
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    run: int
+
+
+@message("engine_ready")
+@dataclass(frozen=True, slots=True)
+class EngineReady:
+    """The recipe is loaded. Its pipelines by name, with what `zephon progress` shows of each."""
+
+    pipelines: list[str]
+    workers: int
+
+
+@message("add_worker")
+@dataclass(frozen=True, slots=True)
+class AddWorker:
+    worker: int
+    pid: int
+
+
+@message("worker_gone")
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """`how` says exit code or signal, for people."""
+
+    worker: int
+    how: str
+
+
+@message("report")
+@dataclass(frozen=True, slots=True)
+class Report:
+    request: int
+
+
+@message("engine_report")
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    request: int
+    report: dict[str, Any]
+
+
+# Engine and worker
+
+
+@message("load_stage")
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """A pickled stage of `nbytes`; its memory comes with the message."""
+
+    stage: int
+    nbytes: int
+
+
+@message("drop_stage")
+@dataclass(frozen=True, slots=True)
+class DropStage:
+    stage: int
+
+
+@message("worker_ready")
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    pid: int
+
+
+@message("do_task")
+@dataclass(frozen=True, slots=True)
+class DoTask:
+    task: int
+    stage: int
+    epoch: int
+    lane: int
+    low: int
+    high: int
+
+
+@message("task_done")
+@dataclass(frozen=True, slots=True)
+class TaskDone:
+    """The outcome's block lies in the worker's ring."""
+
+    task: int
+    generation: int
+    index: int
+    nbytes: int
+    skipped: int
+    reports: list[str]
+    microseconds: int
+
+
+@message("task_failed")
+@dataclass(frozen=True, slots=True)
+class TaskFailed:
+    """As `Failed`, with the worker's traceback for the log."""
+
+    task: int
+    kind: str
+    text: str
+    record: list[str]
+    trace: str
+
+
+@message("slot_free")
+@dataclass(frozen=True, slots=True)
+class SlotFree:
+    generation: int
+    index: int

@@ -1,0 +1,159 @@
+"""The reference execution: what a pipeline means.
+
+A lane is a sequence of windows, and the records of a window are a pure function of the plan, the epoch, the lane and
+the window: read its samples in order, put them through the leading stateless operators, push the result through the
+accumulators, and flush. `run_window` says so in a few lines, in one thread and with no process; every parallel execution
+equals it byte for byte, because it runs the same parts: `Front` on the workers, a `Chain` for each window in one thread,
+fed in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from zephon.columns import Block
+from zephon.datasets.fetch import read
+from zephon.lanes import window_start
+from zephon.ops.base import Accumulator, Faults, Operator, Stateful, Stateless, WindowKey
+from zephon.plan import Plan
+from zephon.work import Curriculum
+
+TASK_SAMPLES = 512
+"""Samples handed to a worker at once, unless told otherwise. Not visible in the data."""
+
+
+class Task(NamedTuple):
+    """Samples `low` to `high` of a lane, in the lane's own numbering: what one worker does at once."""
+
+    epoch: int
+    lane: int
+    low: int
+    high: int
+
+
+class Outcome(NamedTuple):
+    """What came of a task."""
+
+    block: Block
+    skipped: int
+    reports: list[str]
+
+
+class Window(NamedTuple):
+    """One window of a lane: its number, its first chunk, and the lane's samples `low` to `high`."""
+
+    number: int
+    chunk: int
+    low: int
+    high: int
+
+
+def window_of(plan: Plan, curriculum: Curriculum, lane: int, number: int) -> Window | None:
+    """A window by its number; None after the lane's last."""
+    chunk = window_start(lane, plan.lanes, plan.flush_every, number)
+    end = window_start(lane, plan.lanes, plan.flush_every, number + 1)
+    low, high = chunk * plan.chunk_size, end * plan.chunk_size
+    total = curriculum.lane_samples(lane)
+    if total is not None:
+        high = min(high, total)
+    return Window(number, chunk, low, high) if low < high else None
+
+
+def tasks_of(window: Window, epoch: int, lane: int, samples: int = TASK_SAMPLES) -> Iterator[Task]:
+    """The window's samples in pieces of at most `samples`."""
+    for low in range(window.low, window.high, samples):
+        yield Task(epoch, lane, low, min(low + samples, window.high))
+
+
+class Front:
+    """Reading and the leading stateless operators: what runs on workers. Picklable; set up where it runs."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self.operators, self.fields = plan, plan.front, plan.fields
+        self._curriculum = lru_cache(maxsize=4)(plan.curriculum)
+
+    def setup(self) -> None:
+        for operator in self.operators:
+            operator.setup()
+
+    def run(self, task: Task) -> Outcome:
+        """The records that a task's samples become. Raises `RecordError` unless bad records are to be skipped."""
+        datasets = self.plan.source.datasets
+        faults = Faults(self.plan.settings.on_error, datasets)
+        pointers = self._curriculum(task.epoch).lane_pointers(task.lane, task.low, task.high)
+        block = read(datasets, pointers, self.fields, faults)
+        block = through(self.operators, block, faults)
+        return Outcome(block, faults.skipped, faults.reports)
+
+    def __getstate__(self) -> Plan:
+        return self.plan
+
+    def __setstate__(self, plan: Plan) -> None:
+        self.__init__(plan)  # type: ignore[misc]
+
+
+def through(operators: tuple[Stateless, ...], block: Block, faults: Faults) -> Block:
+    """A block through stateless operators, one after another."""
+    for operator in operators:
+        if not len(block):
+            break
+        block = operator.process(block, faults)
+    return block
+
+
+class Chain:
+    """The operators from the first stateful one on, for one window of one lane."""
+
+    def __init__(self, operators: tuple[Operator, ...], key: WindowKey) -> None:
+        self.steps: list[Accumulator | Stateless] = [
+            op.accumulator(key) if isinstance(op, Stateful) else op
+            for op in operators
+            if isinstance(op, (Stateful, Stateless))
+        ]
+
+    def push(self, block: Block, faults: Faults) -> list[Block]:
+        """Put records in; get those that have come out at the end."""
+        return self._from(0, [block], faults)
+
+    def flush(self, faults: Faults) -> list[Block]:
+        """End the window: everything that is held comes out."""
+        out: list[Block] = []
+        for at, step in enumerate(self.steps):
+            if isinstance(step, Accumulator):
+                out += self._from(at + 1, step.flush(faults), faults)
+        return out
+
+    def counters(self) -> dict[str, int]:
+        """What the accumulators dropped or padded."""
+        total: dict[str, int] = {}
+        for step in self.steps:
+            if isinstance(step, Accumulator):
+                for name, count in step.counters.items():
+                    total[name] = total.get(name, 0) + count
+        return total
+
+    def _from(self, at: int, blocks: list[Block], faults: Faults) -> list[Block]:
+        for step in self.steps[at:]:
+            done: list[Block] = []
+            for block in blocks:
+                if len(block):
+                    done += step.push(block, faults) if isinstance(step, Accumulator) else [step.process(block, faults)]
+            blocks = done
+        return [block for block in blocks if len(block)]
+
+
+def run_window(
+    plan: Plan, epoch: int, lane: int, number: int, faults: Faults | None = None, task_samples: int = TASK_SAMPLES
+) -> Iterator[Block]:
+    """The records of one window, in order. This is the definition that every other execution must equal."""
+    window = window_of(plan, plan.curriculum(epoch), lane, number)
+    if window is None:
+        return
+    faults = faults or Faults(plan.settings.on_error, plan.source.datasets)
+    front, chain = Front(plan), Chain(plan.back, WindowKey(plan.seed, epoch, lane, window.chunk))
+    front.setup()
+    for task in tasks_of(window, epoch, lane, task_samples):
+        yield from chain.push(front.run(task).block, faults)
+    yield from chain.flush(faults)
