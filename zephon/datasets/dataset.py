@@ -1,0 +1,106 @@
+"""`Dataset`: a name for shards of one format, and the place where rows are counted and read.
+
+Making one looks for files and nothing more; rows are counted at first use. A dataset is light to pickle, and its other
+end reads the same shards: what was counted travels, row offsets are mapped from the cache folder.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zephon.columns import Block, IntArray
+from zephon.datasets.fetch import gather
+from zephon.datasets.memory import InMemoryShard, MemorySource
+from zephon.datasets.shards import find_shards
+from zephon.datasets.source import Source
+from zephon.errors import SettingError
+
+if TYPE_CHECKING:
+    from zephon.ops.base import Faults
+
+
+class Dataset:
+    """An ordered set of shards under a name. Made by `from_path` or `from_dict`.
+
+    Shards without a row are left out, so an empty file changes nothing. A dataset without any row is a `DatasetError`.
+    """
+
+    def __init__(self, name: str, source: Source) -> None:
+        if not isinstance(name, str) or not name:  # type: ignore[redundant-expr]
+            raise SettingError(f"a dataset's name is a str that is not empty, not {name!r}")
+        self.name, self.source = name, source
+
+    @staticmethod
+    def from_path(name: str, path: str | os.PathLike[str], *, fmt: str | None = None) -> Dataset:
+        """The shards at a file, a folder or a glob. `fmt` is `"jsonl"`, `"parquet"` or None: by suffix."""
+        found = find_shards(name, path, fmt)
+        if found.format == "parquet":
+            from zephon.datasets.parquet import Parquet
+
+            return Dataset(name, Parquet(name, found.files, found.location))
+        from zephon.datasets.jsonl import JsonLines
+
+        return Dataset(name, JsonLines(name, found.files, found.location))
+
+    @staticmethod
+    def from_dict(name: str, shards: Mapping[str, InMemoryShard]) -> Dataset:
+        """Rows held in memory; shards in the order given."""
+        return Dataset(name, MemorySource(name, shards))
+
+    def __repr__(self) -> str:
+        return f"Dataset({self.name!r}, {self.format} at {self.location})"
+
+    @property
+    def format(self) -> str:
+        """`"jsonl"`, `"parquet"` or `"memory"`."""
+        return self.source.format
+
+    @property
+    def location(self) -> str:
+        """The absolute path or glob that it was found at, for messages."""
+        return self.source.location
+
+    @property
+    def counts(self) -> IntArray:
+        """Rows of each shard, int64 `[shards]`."""
+        return self.source.counts
+
+    @property
+    def total(self) -> int:
+        """Rows of all shards."""
+        return int(self.counts.sum())
+
+    @property
+    def shard_count(self) -> int:
+        """Shards that hold rows."""
+        return len(self.counts)
+
+    @property
+    def raw_bytes(self) -> int:
+        """Bytes of all shards as they are stored."""
+        return self.source.raw_bytes
+
+    @property
+    def digest(self) -> str:
+        """A hash of format, row counts and content, in shard order; of no name or path."""
+        return self.source.digest
+
+    def shard_path(self, shard: int) -> str:
+        """The absolute path of a shard; in memory, its id."""
+        return self.source.shard_path(shard)
+
+    def fetch(
+        self, shard: int, rows: IntArray, fields: frozenset[str] | None, faults: Faults, dataset_index: int = 0
+    ) -> Block:
+        """Rows of one shard in the order given, any order, repeats allowed; of their fields those named (None: all).
+
+        A bad row goes to `faults` and, if that returns, is absent. A field that a row lacks holds `MISSING` or its
+        column is absent. Raises `DatasetError` for a file that is damaged or has changed.
+        """
+        pointers = np.empty((len(rows), 3), np.int64)
+        pointers[:, 0], pointers[:, 1], pointers[:, 2] = dataset_index, shard, rows
+        return gather(lambda _: self.source, pointers, fields, faults)

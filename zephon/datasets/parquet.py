@@ -1,0 +1,226 @@
+"""Parquet: counted from footers, read by *segments* of row groups, only the columns that are needed.
+
+A small row group is one segment. A large one (a million rows is what many writers make by default) is decoded step by
+step by a *cursor* that stands in it, segments of a few MB at a time: lanes that walk through it side by side find each
+other's segments in a cache of bounded size, and no reader ever holds it whole. Going back in a large row group decodes
+it again from its start.
+
+Consecutive rows of one segment are views of Arrow's memory. A file with damaged pages or footer is a `DatasetError`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from zephon.columns import Block, IntArray
+from zephon.datasets.arrow_columns import column_from_arrow
+from zephon.datasets.cache_folder import Signature
+from zephon.datasets.open_files import OpenFile, Recent, patiently, refuse_changed, resources
+from zephon.datasets.progress import Tally
+from zephon.datasets.shard_index import Entry, Scanner
+from zephon.datasets.source import FileSource, Piece
+from zephon.errors import DatasetError
+
+_MARK = b"PAR1"
+_TAIL = 64 << 10
+_WHOLE = 8 << 20  # a row group up to this size is one segment
+_SEGMENT = 4 << 20
+
+
+class FooterScanner(Scanner):
+    """Counts rows from footers. The digest covers the footer, and the first and last bytes of the data."""
+
+    kind = "footers"
+
+    def jobs(self, path: str, signature: Signature, tally: Tally) -> list[Callable[[], Any]]:
+        return [functools.partial(_read_footer, path, signature.size, tally)]
+
+    def join(self, parts: list[Any]) -> Entry:
+        entry: Entry = parts[0]
+        return entry
+
+
+def _read_footer(path: str, size: int, tally: Tally) -> Entry:
+    if size == 0:
+        return Entry(0, 0, hashlib.blake2b(digest_size=32).digest())
+    tail, head = patiently(lambda: _ends_of(path, size), path)
+    length = int.from_bytes(tail[-8:-4], "little")
+    if size < 12 or tail[-4:] != _MARK or not head.startswith(_MARK):
+        raise damaged(path, "it does not begin and end with the mark PAR1")
+    if length + 12 > size:
+        raise damaged(path, f"its footer would be {length} bytes long, the file has {size}")
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(_MARK + tail[-8 - length :]))
+    except (pa.ArrowException, OSError) as error:
+        raise damaged(path, error) from error
+    tally.add(size=size)
+    return Entry(size, metadata.num_rows, hashlib.blake2b(head + tail, digest_size=32).digest())
+
+
+def _ends_of(path: str, size: int) -> tuple[bytes, bytes]:
+    file = OpenFile(path)
+    tail = file.read(max(0, size - _TAIL), size)
+    wanted = int.from_bytes(tail[-8:-4], "little") + 8 + _TAIL
+    if tail[-4:] == _MARK and len(tail) < wanted:
+        tail = file.read(max(0, size - wanted), size)
+    return tail, file.read(0, min(size, _TAIL))
+
+
+def damaged(path: str, cause: object) -> DatasetError:
+    return DatasetError(f"{path} is not a whole Parquet file: {cause}; write it again or get a whole copy of it")
+
+
+class Parquet(FileSource):
+    """The files of a Parquet dataset."""
+
+    format = "parquet"
+    scanner = FooterScanner()
+
+    def read(self, shard: int, rows: IntArray, fields: frozenset[str] | None) -> Piece:
+        path, signature = self.survey.files[shard], self.survey.signature(shard)
+        refuse_changed(path, signature)
+        key = (path, signature)
+
+        def attempt() -> Piece:
+            file: _OpenParquet = resources().parquet.find(key) or resources().parquet.put(key, _OpenParquet(*key))
+            return file.read(rows, fields)
+
+        try:
+            return patiently(attempt, path, lambda: resources().parquet.drop(key))
+        except (pa.ArrowException, OSError) as error:
+            resources().parquet.drop(key)
+            refuse_changed(path, signature)
+            raise damaged(path, error) from error
+
+
+class _OpenParquet:
+    """One file open in this process. A lock lets one thread at a time decode from it."""
+
+    def __init__(self, path: str, signature: Signature) -> None:
+        self._key = (path, signature)
+        self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=256 << 10, page_checksum_verification=True)
+        groups = [self._file.metadata.row_group(i) for i in range(self._file.num_row_groups)]
+        self._ends = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int64)
+        self.names = self._file.schema_arrow.names
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise DatasetError(f"{path} has two columns named {twice!r}; rename one of them")
+        self._steps: dict[tuple[int, tuple[str, ...]], int] = {}
+        self._cursors = Recent(4)
+        self._lock = threading.Lock()
+
+    def read(self, rows: IntArray, fields: frozenset[str] | None) -> Piece:
+        names = tuple(n for n in self.names if fields is None or n in fields)
+        if not names or not len(rows):
+            return Piece({}, [])
+        blocks, bad = [], []
+        for low, high, batch, first in self._segments(rows, names):
+            inside = rows[low:high] - first
+            if int(inside[-1]) - int(inside[0]) == high - low - 1 and (np.diff(inside) == 1).all():
+                batch = batch.slice(int(inside[0]), high - low)
+            else:
+                batch = batch.take(pa.array(inside))
+            block, wrong = _block(batch)
+            blocks.append(block)
+            bad += [(low + i, cause) for i, cause in sorted(wrong.items())]
+        return Piece(Block.concat(blocks).fields, bad)
+
+    def _segments(self, rows: IntArray, names: tuple[str, ...]) -> Iterator[tuple[int, int, pa.RecordBatch, int]]:
+        """For each segment that holds some of the rows: their places `low` to `high`, the segment, its first row."""
+        low = 0
+        while low < len(rows):
+            group = int(np.searchsorted(self._ends, rows[low], side="right")) - 1
+            begin, step = int(self._ends[group]), self._step(group, names)
+            number = (int(rows[low]) - begin) // step
+            end = min(begin + (number + 1) * step, int(self._ends[group + 1]))
+            high = int(np.searchsorted(rows, end, side="left"))
+            yield low, high, self._segment(group, number, names, step), begin + number * step
+            low = high
+
+    def _step(self, group: int, names: tuple[str, ...]) -> int:
+        """Rows in a segment of a row group."""
+        step = self._steps.get((group, names))
+        if step is None:
+            metadata = self._file.metadata.row_group(group)
+            columns = (metadata.column(i) for i in range(metadata.num_columns))
+            size = sum(c.total_uncompressed_size for c in columns if _belongs(c.path_in_schema, names))
+            step = metadata.num_rows if size <= _WHOLE else max(1, metadata.num_rows * _SEGMENT // size)
+            self._steps[group, names] = step
+        return step
+
+    def _segment(self, group: int, number: int, names: tuple[str, ...], step: int) -> pa.RecordBatch:
+        decoded = resources().decoded
+        key = (self._key, group, names)
+        found = decoded.find((*key, number))
+        if found is not None:
+            return found
+        with self._lock:
+            found = decoded.find((*key, number))  # another thread may have been here
+            if found is not None:
+                return found
+            cursor = self._cursors.find((group, names))
+            if cursor is None or cursor.next > number:
+                cursor = self._cursors.put((group, names), _Cursor(self._file, group, names, step))
+            try:
+                while True:
+                    at, batch = cursor.next, cursor.advance()
+                    decoded.put((*key, at), batch, max(1, batch.get_total_buffer_size()))
+                    if at == number:
+                        break
+            except BaseException:
+                self._cursors.drop((group, names))
+                raise
+            if cursor.finished:
+                self._cursors.drop((group, names))
+            return batch
+
+
+class _Cursor:
+    """A place in a row group; `next` is the number of the segment that comes next."""
+
+    def __init__(self, file: pq.ParquetFile, group: int, names: tuple[str, ...], step: int) -> None:
+        self._batches = file.iter_batches(step, row_groups=[group], columns=list(names), use_threads=False)
+        self._names, self._step, self._left = list(names), step, file.metadata.row_group(group).num_rows
+        self.next = 0
+
+    @property
+    def finished(self) -> bool:
+        return bool(self._left == 0)
+
+    def advance(self) -> pa.RecordBatch:
+        parts, wanted = [], min(self._step, self._left)
+        held = 0
+        while held < wanted:
+            batch = next(self._batches, None)
+            if batch is None or held + batch.num_rows > wanted:
+                raise pa.ArrowInvalid(f"a row group ends after {held} of {wanted} rows")
+            parts.append(batch)
+            held += batch.num_rows
+        self._left -= wanted
+        self.next += 1
+        whole = parts[0] if len(parts) == 1 else pa.Table.from_batches(parts).combine_chunks().to_batches()[0]
+        return whole.select(self._names)
+
+
+def _belongs(path: str, names: tuple[str, ...]) -> bool:
+    return any(path == name or path.startswith(name + ".") for name in names)
+
+
+def _block(batch: pa.RecordBatch) -> tuple[Block, dict[int, str]]:
+    """The good records as columns, and why the others are bad."""
+    fields, bad = {}, {}
+    for name, array in zip(batch.schema.names, batch.columns, strict=True):
+        fields[name], wrong = column_from_arrow(array)
+        bad.update({i: f"field {name!r} is {cause}" for i, cause in wrong.items() if i not in bad})
+    block = Block(fields, np.zeros((batch.num_rows, 3), np.int64))
+    if bad:
+        block = block.take(np.array([i for i in range(batch.num_rows) if i not in bad], np.int64))
+    return block, bad
