@@ -1,0 +1,172 @@
+"""The token sequences of a block, whatever kind of column holds them.
+
+Packing needs, for each record, a one-dimensional run of token ids and perhaps a loss mask of the same length. A field
+of tokens may come as `Ragged` (tokenised here, or Parquet lists), `Fixed` (all of one length) or `Objects` (lists of a
+user's function, or fields that only some records have); each record is judged by its own values alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon.columns import MISSING, AnyArray, Block, Column, Fixed, IntArray, Objects, Ragged, spans
+from zephon.ops.base import Faults
+
+AUTO = ("input_ids", "tokens", "token_ids")
+LOSS_MASK = "loss_mask"
+_LARGEST = 2**31 - 1
+
+
+class Documents(NamedTuple):
+    """Token sequences end to end, from one block, without empty and bad ones."""
+
+    tokens: AnyArray  # integers [m]
+    offsets: IntArray  # [n + 1], from 0
+    records: IntArray  # [n], the record of the block each came from
+    mask: npt.NDArray[np.float32] | None  # [m], 1 where a document has none; None if no document has one
+    masked: npt.NDArray[np.bool_]  # [n], which documents have one
+
+    @property
+    def lengths(self) -> IntArray:
+        return np.diff(self.offsets)
+
+    def take(self, index: IntArray) -> Documents:
+        starts, lengths = self.offsets[:-1][index], self.lengths[index]
+        offsets = np.zeros(len(index) + 1, np.int64)
+        np.cumsum(lengths, out=offsets[1:])
+        where = spans(starts, lengths, offsets)
+        mask = None if self.mask is None else self.mask.take(where)
+        return Documents(self.tokens.take(where), offsets, self.records[index], mask, self.masked[index])
+
+
+def documents_of(block: Block, field: str, operator: str, faults: Faults) -> Documents:
+    """The documents of a block. `field` is the tokens' field, or "auto" for the first of `AUTO` that a record has."""
+    names = AUTO if field == "auto" else (field,)
+    first = next((block.fields[name] for name in names if name in block.fields), None)
+    tokens = None if first is None else _as_ragged(first)
+    if tokens is None or LOSS_MASK in block.fields or not _fits(tokens.values):
+        return _each(block, names, operator, faults)
+    tokens = tokens.compact()
+    count = len(tokens)
+    found = Documents(tokens.values, tokens.offsets, np.arange(count), None, np.zeros(count, np.bool_))
+    lengths = found.lengths
+    return found if not count or lengths.min() > 0 else found.take(np.flatnonzero(lengths))
+
+
+def _as_ragged(column: Column) -> Ragged | None:
+    """The column as integers of varying length, if its kind alone says that it is that."""
+    if isinstance(column, Ragged) and column.values.dtype.kind in "iu":
+        return column
+    if isinstance(column, Fixed) and column.values.ndim == 2 and column.values.dtype.kind in "iu":
+        rows, width = column.values.shape
+        return Ragged(np.ascontiguousarray(column.values).reshape(-1), np.arange(rows + 1, dtype=np.int64) * width)
+    return None
+
+
+def _fits(values: AnyArray) -> bool:
+    """Whether all ids fit int32."""
+    if not values.size or np.can_cast(values.dtype, np.int32):
+        return True
+    return bool(values.max() <= _LARGEST) and (values.dtype.kind == "u" or bool(values.min() >= -_LARGEST - 1))
+
+
+def _each(block: Block, names: tuple[str, ...], operator: str, faults: Faults) -> Documents:
+    """Record by record: for columns of mixed kinds, loss masks, and to name what is wrong."""
+    columns = [(name, block.fields[name].to_list()) for name in names if name in block.fields]
+    masks = block.fields[LOSS_MASK].to_list() if LOSS_MASK in block.fields else [MISSING] * len(block)
+    parts: list[AnyArray] = []
+    mask_parts: list[npt.NDArray[np.float32]] = []
+    records, masked = [], []
+    for record in range(len(block)):
+        name, value = next(
+            ((n, values[record]) for n, values in columns if values[record] is not MISSING), (names[0], MISSING)
+        )
+        tokens = _ids(value)
+        mask = None if masks[record] is MISSING or masks[record] is None else _weights(masks[record])
+        wrong = _wrong(name, names, value, tokens, mask, masks[record])
+        if wrong:
+            faults.bad(block.sample_of(record), operator, wrong)
+        elif tokens is not None and len(tokens):
+            parts.append(tokens)
+            records.append(record)
+            masked.append(mask is not None)
+            mask_parts.append(np.ones(len(tokens), np.float32) if mask is None else mask)
+    offsets = np.zeros(len(parts) + 1, np.int64)
+    np.cumsum([len(part) for part in parts], out=offsets[1:])
+    return Documents(
+        np.concatenate(parts) if parts else np.empty(0, np.int32),
+        offsets,
+        np.array(records, np.int64),
+        np.concatenate(mask_parts) if any(masked) else None,
+        np.array(masked, np.bool_),
+    )
+
+
+def _wrong(
+    name: str,
+    names: tuple[str, ...],
+    value: Any,
+    tokens: AnyArray | None,
+    mask: AnyArray | None,
+    given_mask: Any,
+) -> str | None:
+    if value is MISSING:
+        return f"field {' or '.join(map(repr, names))}: expected token ids, found no such field"
+    if tokens is None:
+        return f"field {name!r}: expected token ids (a list of integers up to {_LARGEST}), found {_described(value)}"
+    if given_mask is MISSING or given_mask is None:
+        return None
+    if mask is None:
+        return f"field {LOSS_MASK!r}: expected a list of numbers, found {_described(given_mask)}"
+    if len(mask) != len(tokens):
+        return f"field {LOSS_MASK!r}: {len(mask)} values for {len(tokens)} tokens in {name!r}"
+    return None
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"a {value.ndim}-dimensional array of {value.dtype}"
+    if isinstance(value, (list, tuple)) and value:
+        kinds = sorted({type(item).__name__ for item in value})
+        return f"a {type(value).__name__} of {', '.join(kinds)}"
+    return "null" if value is None else type(value).__name__
+
+
+def _ids(value: Any) -> AnyArray | None:
+    """A record's token ids as int32, or None if they are none."""
+    found = _numbers(value, "iu", (int,))
+    return found.astype(np.int32) if found is not None and _fits(found) else None
+
+
+def _weights(value: Any) -> npt.NDArray[np.float32] | None:
+    found = _numbers(value, "iufb", (int, float, bool))
+    return None if found is None else found.astype(np.float32)
+
+
+def _numbers(value: Any, kinds: str, types: tuple[type, ...]) -> AnyArray | None:
+    if isinstance(value, np.ndarray):
+        found: AnyArray = value
+    elif isinstance(value, (list, tuple)):
+        if not all(type(item) in types or isinstance(item, np.number) for item in value):
+            return None
+        try:
+            found = np.array(value) if value else np.empty(0, np.int64)
+        except (ValueError, OverflowError):
+            return None
+    else:
+        return None
+    if found.ndim != 1:
+        return None
+    return found if found.dtype.kind in kinds or not len(found) else None
+
+
+def masks_column(mask: npt.NDArray[np.float32] | None, masked: npt.NDArray[np.bool_]) -> Column | None:
+    """The `loss_mask` field of sequences, which only those have that hold a document with one."""
+    if mask is None or not masked.any():
+        return None
+    if masked.all():
+        return Fixed(mask)
+    return Objects([row if has else MISSING for row, has in zip(mask, masked.tolist())])

@@ -1,0 +1,191 @@
+"""Where a tokenizer comes from: an object, a `tokenizer.json`, a folder that holds one, or a hub name.
+
+Whatever it was, a tokenizer of the `tokenizers` library becomes the text of its JSON. That text travels to the workers,
+and its content, not its path, is what the run's identity knows. Truncation and padding settings saved in it are left
+out: they are settings of the pipeline here. Anything else that has `encode(text)` is used as it is, text by text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zephon.errors import SettingError, TokenizerError
+from zephon.function_digest import digest_of
+
+#: Names that tokenizers give to the tokens that begin and end a document, the likeliest first.
+_USUAL_NAMES = {
+    "bos": (
+        "<s>", "<|begin_of_text|>", "<bos>", "[BOS]", "<|bos|>", "<|startoftext|>", "<｜begin▁of▁sentence｜>",
+        "<|endoftext|>", "[CLS]",
+    ),
+    "eos": (
+        "</s>", "<|endoftext|>", "<|end_of_text|>", "<eos>", "[EOS]", "<|eos|>", "<｜end▁of▁sentence｜>", "[SEP]",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class JsonTokenizer:
+    """A tokenizer of the `tokenizers` library as the text of its `tokenizer.json`.
+
+    `named` maps "bos" and "eos" to the token that its configuration names, `ids` to the id where only that is known.
+    """
+
+    text: str
+    where: str
+    named: dict[str, str] = field(default_factory=dict)
+    ids: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """32 hex digits over the content, whatever its layout."""
+        data = json.loads(self.text)
+        model = data.get("model") or {}
+        if isinstance(model.get("merges"), list):
+            model["merges"] = [m.split(" ") if isinstance(m, str) else m for m in model["merges"]]
+        return hashlib.blake2b(json.dumps(data, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    def special_id(self, which: str) -> int | None:
+        """The id of the token that begins ("bos") or ends ("eos") a document, if it can be told."""
+        if which in self.ids:
+            return self.ids[which]
+        data = json.loads(self.text)
+        known = _vocabulary(data.get("model") or {})
+        known.update({t["content"]: t["id"] for t in data.get("added_tokens") or ()})
+        names = (self.named[which],) if which in self.named else ()
+        return next((known[name] for name in (*names, *_USUAL_NAMES[which]) if name in known), None)
+
+
+@dataclass(frozen=True)
+class OwnTokenizer:
+    """Any object with `encode(text)`, which returns token ids or something that has them in `.ids`."""
+
+    tokenizer: Any
+    where: str
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.tokenizer)
+
+    def special_id(self, which: str) -> int | None:
+        names = ("bos_token_id", "bos_id") if which == "bos" else ("eos_token_id", "eos_id", "eot_token")
+        for name in names:
+            value = getattr(self.tokenizer, name, None)
+            value = value() if callable(value) else value
+            if type(value) is int and value >= 0:
+                return value
+        return None
+
+    @property
+    def takes_special_tokens(self) -> bool:
+        """Whether `encode` has an argument that leaves special tokens out."""
+        try:
+            return "add_special_tokens" in inspect.signature(self.tokenizer.encode).parameters
+        except (TypeError, ValueError):
+            return False
+
+
+def find_tokenizer(tokenizer: Any, tokenizer_id: str | os.PathLike[str] | None) -> JsonTokenizer | OwnTokenizer:
+    """What the arguments of `tokenize` name. Raises `SettingError` or `TokenizerError`."""
+    if isinstance(tokenizer, (str, os.PathLike)) and tokenizer_id is None:
+        tokenizer, tokenizer_id = None, tokenizer
+    if (tokenizer is None) == (tokenizer_id is None):
+        raise SettingError("tokenize: give one of tokenizer (an object) and tokenizer_id (a path or a hub name)")
+    if tokenizer_id is not None:
+        return _from_id(os.fspath(tokenizer_id))
+    where = f"the {type(tokenizer).__name__} object"
+    inner = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if hasattr(inner, "to_str"):
+        try:
+            text = inner.to_str()
+        except Exception:  # it holds components written in Python, which have no JSON
+            text = None
+        if text is not None:
+            found = {which: getattr(tokenizer, f"{which}_token_id", None) for which in ("bos", "eos")}
+            return _checked(text, where, ids={k: v for k, v in found.items() if type(v) is int})
+    if not callable(getattr(tokenizer, "encode", None)):
+        raise SettingError(f"tokenize: tokenizer must have encode(text), which {type(tokenizer).__name__} lacks")
+    return OwnTokenizer(tokenizer, where)
+
+
+def _from_id(name: str) -> JsonTokenizer:
+    path = Path(name).expanduser()
+    if path.is_dir():
+        path = path / "tokenizer.json"
+    if path.exists():
+        return _checked(_read(path), str(path), named=_configured(path.parent / "tokenizer_config.json"))
+    is_path = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix == ".json"
+    if is_path or path.name == "tokenizer.json":
+        raise TokenizerError(f"tokenizer_id={name!r}: there is no file {path}. Give a tokenizer.json or its folder")
+    return _from_hub(name)
+
+
+def _from_hub(name: str) -> JsonTokenizer:
+    try:
+        import huggingface_hub as hub
+        from huggingface_hub.errors import EntryNotFoundError
+
+        text = _read(Path(hub.hf_hub_download(name, "tokenizer.json")))
+        try:
+            named = _configured(Path(hub.hf_hub_download(name, "tokenizer_config.json")))
+        except EntryNotFoundError:
+            named = {}
+    except TokenizerError:
+        raise
+    except Exception as error:
+        raise TokenizerError(
+            f"tokenizer_id={name!r}: no such file or folder here, and fetching it from the hub failed "
+            f"({type(error).__name__}: {error}). Download its tokenizer.json and give that path"
+        ) from error
+    return _checked(text, f"{name} (hub)", named=named)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TokenizerError(f"tokenizer {path} cannot be read: {error}") from error
+
+
+def _checked(
+    text: str, where: str, named: dict[str, str] | None = None, ids: dict[str, int] | None = None
+) -> JsonTokenizer:
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise TokenizerError(f"tokenizer {where} is not valid JSON: {error}. Is the file complete?") from error
+    if not isinstance(data, dict) or not isinstance(data.get("model"), dict):
+        raise TokenizerError(f"tokenizer {where} holds no tokenizer: it has no 'model'. Give a tokenizer.json")
+    if data.get("truncation") or data.get("padding"):
+        text = json.dumps({**data, "truncation": None, "padding": None})
+    return JsonTokenizer(text, where, named or {}, ids or {})
+
+
+def _configured(path: Path) -> dict[str, str]:
+    """The bos and eos tokens that a `tokenizer_config.json` names, if there is one."""
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(_read(path))
+    except ValueError as error:
+        raise TokenizerError(f"{path} is not valid JSON: {error}") from error
+    named = {}
+    for which in ("bos", "eos"):
+        token = data.get(f"{which}_token") if isinstance(data, dict) else None
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            named[which] = token
+    return named
+
+
+def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
+    vocab = model.get("vocab")
+    if isinstance(vocab, list):
+        return {piece[0]: number for number, piece in enumerate(vocab)}
+    return dict(vocab or {})
