@@ -12,7 +12,9 @@ from zephon.columns import Block, canonical
 
 
 class LaneStream:
-    """Records of one lane that are produced but not yet cut into batches. `first` is the number of the first of them."""
+    """Records of one lane that are produced but not yet cut into batches. `first` is the number of the first of
+    them.
+    """
 
     def __init__(self, first: int, drop: int = 0) -> None:
         self.first = first

@@ -78,14 +78,16 @@ class EmbeddedRun:
         self._starts = checkpoint.lanes if checkpoint else {lane: Frontier() for lane in range(self.plan.lanes)}
         self._totals = self.plan.lane_totals(epoch) if self.plan.settings.even_ends else None
         most = max(frontier.records for frontier in self._starts.values())
-        self.turns = RoundRobin({lane: self._starts[lane].records for lane in self.lanes}, most, self.plan.microbatch_size)
+        self.turns = RoundRobin(
+            {lane: self._starts[lane].records for lane in self.lanes}, most, self.plan.microbatch_size
+        )
         self._runs = {
             lane: LaneRun(LaneProducer(self.plan, epoch, lane, self._starts[lane], self._task_samples), self.pool)
             for lane in self.lanes
         }
-        if not self._alone and self._totals is None and self.plan.settings.even_ends:
-            if self.plan.curriculum(epoch).total is not None:
-                _warn_own_end(self)
+        blind = not self._alone and self._totals is None and self.plan.settings.even_ends
+        if blind and self.plan.curriculum(epoch).total is not None:
+            _warn_own_end(self)
 
     def next_batch(self) -> SampleBatch | None:
         """The next batch, or None at the end of the epoch. After an error every further call raises it again."""
@@ -107,7 +109,12 @@ class EmbeddedRun:
         block = run.producer.stream.take(until - first)
         ends = self.turns.deliver(lane, len(block))
         return SampleBatch(
-            block, lane=lane, first_record=first, ends_round=ends, dataset_names=self.plan.dataset_names, packed=self.plan.packed
+            block,
+            lane=lane,
+            first_record=first,
+            ends_round=ends,
+            dataset_names=self.plan.dataset_names,
+            packed=self.plan.packed,
         )
 
     def _reached(self, round_number: int) -> bool:
@@ -126,7 +133,9 @@ class EmbeddedRun:
         return self.turns.at_round_end and not self._reached(self.turns.rounds + 1)
 
     def epoch_batches(self) -> Iterator[SampleBatch]:
-        """The rest of this epoch; at its end the next epoch is begun. A run restored at an epoch's end starts the next."""
+        """The rest of this epoch; at its end the next epoch is begun. A run restored at an epoch's end starts the
+        next.
+        """
         if self._fresh and self.turns.most and self.at_end():
             self._begin(self.epoch + 1, None)
         self._fresh = False

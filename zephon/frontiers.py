@@ -57,7 +57,9 @@ def frontier_at(announcements: Sequence[Announcement], records: int) -> Frontier
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checked checkpoint. `identity` is as `zephon.plan` made it; `lanes` has an entry for each lane that it knows."""
+    """A checked checkpoint. `identity` is as `zephon.plan` made it; `lanes` has an entry for each lane that it
+    knows.
+    """
 
     identity: dict[str, Any]
     epoch: int
@@ -141,7 +143,7 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             known = lanes.setdefault(lane, frontier)
             if known.records != frontier.records:
                 raise CheckpointError(
-                    f"lane {lane} stands at record {known.records} in one part and at {frontier.records} in part {number}"
+                    f"lane {lane} stands at record {known.records} in one part, at {frontier.records} in part {number}"
                 )
     return Checkpoint(first.identity, first.epoch, lanes).to_json()
 

@@ -33,8 +33,8 @@ def check_topology(lanes: int, groups: int, group: int, strategy: str = CONTIGUO
         raise TopologyError(f"dp_group_id={group} with dp_degree={groups}: must be in 0..{groups - 1}")
     if groups > lanes:
         raise TopologyError(
-            f"dp_degree={groups} groups cannot share {lanes} lanes (canonical_replicas={lanes}): a group needs at least "
-            f"one lane. Use at most {lanes} data-parallel groups, or start a new run with more canonical_replicas."
+            f"dp_degree={groups} groups cannot share {lanes} lanes (canonical_replicas={lanes}): a group needs at "
+            f"least one lane. Use at most {lanes} groups, or start a new run with more canonical_replicas."
         )
     if lanes % groups == 0:
         return None
@@ -47,7 +47,9 @@ def check_topology(lanes: int, groups: int, group: int, strategy: str = CONTIGUO
 
 
 def window_start(lane: int, lanes: int, chunks_per_window: int, window: int) -> int:
-    """The lane-local number of a window's first chunk. A lane's first window is shorter, so that lanes flush in turn."""
+    """The lane-local number of a window's first chunk. A lane's first window is shorter, so that lanes flush in
+    turn.
+    """
     if window == 0:
         return 0
     return -(-chunks_per_window * (lane + 1) // lanes) + (window - 1) * chunks_per_window

@@ -19,11 +19,35 @@ from zephon.runners import RUNNERS
 
 IGNORED_EVERYWHERE = frozenset({"placement"})
 IGNORED_OPTIONS = frozenset(
-    "run_id aggregate_dir aggregate_store aggregate_timeout_s aggregate_serializer aggregate_compressor mtp_mode "
-    "mtp_buffer mtp_prefetch mtp_buffer_bytes mtp_auto_checkpoint per_stage_runner per_stage_prefetch "
-    "default_stage_prefetch op_queue_capacity worker_allocation mp_context ipc_transport ipc_buffer_bytes shutdown_mode "
-    "auto_validation allow_latency_flush_in_deterministic io_options mixture_config execution_tracking "
-    "metrics_sink_config max_worker_retries".split()
+    [
+        "run_id",
+        "aggregate_dir",
+        "aggregate_store",
+        "aggregate_timeout_s",
+        "aggregate_serializer",
+        "aggregate_compressor",
+        "mtp_mode",
+        "mtp_buffer",
+        "mtp_prefetch",
+        "mtp_buffer_bytes",
+        "mtp_auto_checkpoint",
+        "per_stage_runner",
+        "per_stage_prefetch",
+        "default_stage_prefetch",
+        "op_queue_capacity",
+        "worker_allocation",
+        "mp_context",
+        "ipc_transport",
+        "ipc_buffer_bytes",
+        "shutdown_mode",
+        "auto_validation",
+        "allow_latency_flush_in_deterministic",
+        "io_options",
+        "mixture_config",
+        "execution_tracking",
+        "metrics_sink_config",
+        "max_worker_retries",
+    ]
 )
 
 
@@ -47,7 +71,9 @@ class Execution:
     deterministic: bool = True
 
 
-def drop_ignored(method: str, given: Mapping[str, Any], known: Iterable[str], ignored: frozenset[str] = frozenset()) -> None:
+def drop_ignored(
+    method: str, given: Mapping[str, Any], known: Iterable[str], ignored: frozenset[str] = frozenset()
+) -> None:
     """Warn once about arguments of mechanisms that this design does not have; `TypeError` for unknown ones."""
     ignored = ignored | IGNORED_EVERYWHERE
     for name in given:
@@ -64,8 +90,12 @@ def apply_options(
 ) -> tuple[DataSettings, Topology, Execution]:
     """The three kinds of settings with the given options in place, checked."""
     left = dict(given)
+    if left.get("flush_every_k_chunks") == "auto":
+        left["flush_every_k_chunks"] = None
     taken = [
-        replace(settings, **{f.name: left.pop(f.name) for f in fields(settings) if f.name in left and f.name in allowed})
+        replace(
+            settings, **{f.name: left.pop(f.name) for f in fields(settings) if f.name in left and f.name in allowed}
+        )
         for settings, allowed in (
             (data, ("canonical_replicas", "flush_every_k_chunks", "on_error", "even_ends")),
             (topology, ("dp_degree", "dp_group_id", "mapping_strategy", "batches_per_step")),
@@ -74,10 +104,8 @@ def apply_options(
     ]
     data, topology, execution = taken  # type: ignore[assignment]
     topology = _ranks_as_groups(topology, left, given)
-    known = [f.name for settings in taken for f in fields(settings)] + ["world_size", "global_rank"]  # type: ignore[arg-type]
+    known = [f.name for settings in taken for f in fields(settings)] + ["world_size", "global_rank"]
     drop_ignored("options", left, known, IGNORED_OPTIONS)
-    if data.flush_every_k_chunks == "auto":
-        data = replace(data, flush_every_k_chunks=None)
     _check(data, topology, execution)
     return data, topology, execution
 

@@ -30,8 +30,8 @@ from zephon.work import StaticMixtureWorkSource
 class Pipeline:
     """A work source and the operators that its samples go through. Builder methods change it in place and return it.
 
-    Iterating runs it here, as group `dp_group_id` of `dp_degree`; the node daemon runs the same pipeline on workers, with
-    the same bytes and checkpoints.
+    Iterating runs it here, as group `dp_group_id` of `dp_degree`; the node daemon runs the same pipeline on workers,
+    with the same bytes and checkpoints.
     """
 
     def __init__(self, work_source: StaticMixtureWorkSource) -> None:
@@ -104,7 +104,9 @@ class Pipeline:
         )
 
     def pack_flat(self, max_length: int, *, parallelism: int | None = None, **settings: Any) -> Pipeline:
-        """Token sequences into sequences of exactly `max_length`; see `zephon.ops.pack_flat.PackFlat` for the settings."""
+        """Token sequences into sequences of exactly `max_length`; see `zephon.ops.pack_flat.PackFlat` for the
+        settings.
+        """
         known = PackFlat.__init__.__annotations__
         ignored = {name: value for name, value in settings.items() if name not in known}
         drop_ignored("pack_flat", ignored, known, frozenset({"warmup_growth", "obsolete_drain_rate", "span_source"}))
@@ -113,7 +115,9 @@ class Pipeline:
                 operator.add_attention_mask = False  # packing reads tokens only
         return self._add(PackFlat(max_length, **{n: v for n, v in settings.items() if n in known}))
 
-    def shuffle(self, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming", **ignored: Any) -> Pipeline:
+    def shuffle(
+        self, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming", **ignored: Any
+    ) -> Pipeline:
         """Shuffle the records of each lane within a buffer."""
         drop_ignored("shuffle", ignored, ("buffer_size", "seed", "algorithm"))
         return self._add(Shuffle(buffer_size, seed=seed, algorithm=algorithm))
@@ -200,9 +204,7 @@ class Pipeline:
         if self._run is None:
             plan = self.plan(checkpoint=self._checkpoint, allow_changed=self._allow_changed)
             where = self.topology
-            self._run = self.run(
-                plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=self._checkpoint
-            )
+            self._run = self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=self._checkpoint)
         return self._run
 
     def _add(self, operator: Operator) -> Pipeline:

@@ -108,7 +108,9 @@ def resolve(
     checkpoint: Checkpoint | None = None,
     allow_changed: Collection[str] = (),
 ) -> Plan:
-    """Fix what a run fixes once. Raises `CheckpointMismatch` listing every difference that `allow_changed` does not name."""
+    """Fix what a run fixes once. Raises `CheckpointMismatch` listing every difference that `allow_changed` does not
+    name.
+    """
     for dataset in source.datasets:
         if dataset.total == 0:
             raise DatasetError(f"dataset {dataset.name!r} has no rows: {dataset.location}")
@@ -118,8 +120,8 @@ def resolve(
     if not lanes:
         lanes = dp_degree
         warnings.warn(
-            f"canonical_replicas is not set: this run has {lanes} lanes, one for each data-parallel group, and can never "
-            "use more groups than that. Set options(canonical_replicas=...) to the largest number you may want.",
+            f"canonical_replicas is not set: this run has {lanes} lanes, one for each data-parallel group, and can "
+            "never use more groups than that. Set options(canonical_replicas=...) to the largest number you may want.",
             stacklevel=2,
         )
     chunk_size = source.chunk_size if source.chunk_size != "auto" else saved.get("chunk_size")
@@ -169,11 +171,9 @@ def _identity(
 
 def _check_identity(saved: dict[str, Any], now: dict[str, Any], allow_changed: Collection[str]) -> None:
     differences: dict[str, tuple[object, object]] = {}
-    for name in now:
-        if name in ("seed", "operators") or name in allow_changed:
-            continue
-        if saved.get(name) != now[name]:
-            differences.update(_differences(name, saved.get(name), now[name]))
+    for name, value in now.items():
+        if name not in ("seed", "operators") and name not in allow_changed and saved.get(name) != value:
+            differences.update(_differences(name, saved.get(name), value))
     if "operators" not in allow_changed and saved.get("operators") != now["operators"] and not differences:
         differences["operators"] = (saved.get("operators"), now["operators"])
     if "operators" in allow_changed:
@@ -189,7 +189,7 @@ def _check_identity(saved: dict[str, Any], now: dict[str, Any], allow_changed: C
 
 
 def _setting(difference: str) -> str:
-    top = difference.split("[")[0].split(".")[0]
+    top = difference.split("[", maxsplit=1)[0].split(".", maxsplit=1)[0]
     return "operators" if top == "steps" else top
 
 
@@ -205,7 +205,9 @@ def _differences(name: str, saved: object, now: object) -> dict[str, tuple[objec
         out = {}
         for number, (a, b) in enumerate(zip(saved, now, strict=True)):
             if a != b:
-                label = next((str(v[k]) for v in (b,) for k in ("name", "operator") if isinstance(v, dict) and k in v), number)
+                label = next(
+                    (str(v[k]) for v in (b,) for k in ("name", "operator") if isinstance(v, dict) and k in v), number
+                )
                 out.update(_differences(f"{name}[{label}]", a, b))
         return out
     return {name: (saved, now)}

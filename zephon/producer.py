@@ -1,8 +1,9 @@
 """One lane, produced: tasks handed out in order, outcomes taken back in any order, records out in lane order.
 
 This is where parallel execution becomes equal to the reference. A task carries its sequence number; outcomes that
-arrive early wait; each is pushed through the window's chain in turn; after a window's last task the chain is flushed, and
-the record number at which the next window begins is announced. It does no I/O, so embedded runs and the engine share it.
+arrive early wait; each is pushed through the window's chain in turn; after a window's last task the chain is flushed,
+and the record number at which the next window begins is announced. It does no I/O, so embedded runs and the engine
+share it.
 """
 
 from __future__ import annotations
@@ -22,9 +23,7 @@ from zephon.windows import TASK_SAMPLES, Chain, Outcome, Task, Window, tasks_of,
 class LaneProducer:
     """A lane of one epoch, from a frontier on."""
 
-    def __init__(
-        self, plan: Plan, epoch: int, lane: int, start: Frontier, task_samples: int = TASK_SAMPLES
-    ) -> None:
+    def __init__(self, plan: Plan, epoch: int, lane: int, start: Frontier, task_samples: int = TASK_SAMPLES) -> None:
         self.plan, self.epoch, self.lane = plan, epoch, lane
         self.announcements: list[Announcement] = [start.announcement]
         self.stream = LaneStream(start.records, drop=start.offset)
@@ -126,6 +125,6 @@ class LaneProducer:
             self.announcements.append(Announcement(self._windows[0][0].chunk, self._made, self.skipped))
         elif self.stream.to_drop:
             raise CheckpointError(
-                f"lane {self.lane} ends {self.stream.to_drop} records before the place that the checkpoint names: the data "
-                "are not those it was taken with"
+                f"lane {self.lane} ends {self.stream.to_drop} records before the place that the checkpoint names: the "
+                "data are not those it was taken with"
             )

@@ -1,8 +1,8 @@
 """How the front of a pipeline (reading and leading stateless operators) is executed in an embedded run.
 
-A runner is a pool that tasks are submitted to: `inline` runs each in the caller's thread, `threads` and `process` some at
-once; the lane's producer puts the outcomes back in order. The process pool is provided by the daemon's package, found by
-its entry point, since nothing in this package starts a process.
+A runner is a pool that tasks are submitted to: `inline` runs each in the caller's thread, `threads` and `process`
+some at once; the lane's producer puts the outcomes back in order. The process pool is provided by the daemon's
+package, found by its entry point, since nothing in this package starts a process.
 """
 
 from __future__ import annotations

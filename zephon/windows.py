@@ -2,9 +2,9 @@
 
 A lane is a sequence of windows, and the records of a window are a pure function of the plan, the epoch, the lane and
 the window: read its samples in order, put them through the leading stateless operators, push the result through the
-accumulators, and flush. `run_window` says so in a few lines, in one thread and with no process; every parallel execution
-equals it byte for byte, because it runs the same parts: `Front` on the workers, a `Chain` for each window in one thread,
-fed in order.
+accumulators, and flush. `run_window` says so in a few lines, in one thread and with no process; every parallel
+execution equals it byte for byte, because it runs the same parts: `Front` on the workers, a `Chain` for each window
+in one thread, fed in order.
 """
 
 from __future__ import annotations

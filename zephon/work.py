@@ -14,30 +14,21 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zephon.curriculum import BlockSize, Curriculum, Shuffling
 from zephon.errors import DatasetError, SettingError
 from zephon.proportions import LARGEST_TOTAL, Proportions, checked_weights, integer_weights
 
-__all__ = ["Curriculum", "MixtureSpec", "StaticMixtureWorkSource", "WorkDataset"]
+if TYPE_CHECKING:
+    from zephon.datasets import Dataset
+
+__all__ = ["Curriculum", "MixtureSpec", "StaticMixtureWorkSource"]
 
 LARGEST_CHUNK = 2048
 ROUNDS_PER_PASS = 64
-
-
-class WorkDataset(Protocol):
-    """What a work source needs to know of a dataset."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """Rows of each shard, int64."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +52,7 @@ class StaticMixtureWorkSource:
 
     def __init__(
         self,
-        datasets: Sequence[WorkDataset],
+        datasets: Sequence[Dataset],
         mixture: MixtureSpec | Mapping[str, int | float] | None,
         chunk_size: int | Literal["auto"] = "auto",
         seed: int = 0,
@@ -173,7 +164,7 @@ class StaticMixtureWorkSource:
         return max(proportions.first_total_with(c, rows[c] * passes) for c in drawn)
 
 
-def _distinct(datasets: Any) -> list[WorkDataset]:
+def _distinct(datasets: Any) -> list[Dataset]:
     if isinstance(datasets, (str, bytes)) or hasattr(datasets, "counts"):
         raise SettingError(f"datasets is {datasets!r}. Allowed: a list of at least one Dataset.")
     found = list(datasets)
@@ -186,7 +177,7 @@ def _distinct(datasets: Any) -> list[WorkDataset]:
     return found
 
 
-def _fitting(mixture: Any, datasets: list[WorkDataset]) -> MixtureSpec | None:
+def _fitting(mixture: Any, datasets: list[Dataset]) -> MixtureSpec | None:
     if mixture is None:
         return None
     spec = mixture if isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)

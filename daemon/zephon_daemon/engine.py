@@ -1,7 +1,7 @@
 """The engine process: the shell around `run.Run` and `scheduler.Scheduler`.
 
-It loads the recipe, resolves plans, hands tasks to workers, drives the accumulators, writes batches into the lanes' rings and
-tells the clients. All decisions are the state machines'; here are the sockets, the memory and the clock.
+It loads the recipe, resolves plans, hands tasks to workers, drives the accumulators, writes batches into the lanes'
+rings and tells the clients. All decisions are the state machines'; here are the sockets, the memory and the clock.
 
 One thread. It waits for the daemon, workers and clients at once and never for one of them; it ends when the daemon's
 connection ends.
@@ -458,7 +458,9 @@ class Engine:
         assert port.hungry is not None
         working, port.seen = self._moved != port.seen, self._moved
         if not port.channel.wants_write:
-            port.channel.send(encode(p.Alive(working, f"lane {port.hungry} waits for {live.run.waits_for(port.hungry)}")))
+            port.channel.send(
+                encode(p.Alive(working, f"lane {port.hungry} waits for {live.run.waits_for(port.hungry)}"))
+            )
 
     def _tick(self) -> None:
         self._next_tick = time.monotonic() + TICK_SECONDS
@@ -511,7 +513,8 @@ def _run_report(live: LiveRun) -> dict[str, Any]:
             "group": lane.group,
             "epoch": lane.epoch,
             "produced": lane.producer.stream.produced,
-            "delivered": lane.written - (lane.ring.in_flight * run.plan.microbatch_size if lane.ring is not None else 0),
+            "delivered": lane.written
+            - (lane.ring.in_flight * run.plan.microbatch_size if lane.ring is not None else 0),
             "samples": lane.producer.samples,
             "skipped": lane.producer.skipped,
             "in_work": lane.producer.outstanding,
@@ -538,11 +541,13 @@ def _run_report(live: LiveRun) -> dict[str, Any]:
 def _hopeless(live: LiveRun, work: Work) -> p.Failed:
     task = work.task
     names = live.run.plan.dataset_names
-    dataset, shard, row = live.run.plan.curriculum(task.epoch).lane_pointers(task.lane, task.low, task.low + 1)[0].tolist()
+    dataset, shard, row = (
+        live.run.plan.curriculum(task.epoch).lane_pointers(task.lane, task.low, task.low + 1)[0].tolist()
+    )
     text = (
-        f"{len(work.deaths)} workers died on the same samples ({'; '.join(work.deaths)}): lane {task.lane}, its samples "
-        f"{task.low} to {task.high - 1}, beginning with dataset {names[dataset]!r}, shard {shard}, row {row}. Look for a "
-        "record that makes an operator crash or take too much memory."
+        f"{len(work.deaths)} workers died on the same samples ({'; '.join(work.deaths)}): lane {task.lane}, its "
+        f"samples {task.low} to {task.high - 1}, beginning with dataset {names[dataset]!r}, shard {shard}, row {row}. "
+        "Look for a record that makes an operator crash or take too much memory."
     )
     return p.Failed(RunFailed.__name__, text, [])
 
@@ -558,6 +563,3 @@ def _read_memory(fd: int) -> bytes:
 def main(fd: int, recipe: str, settings: dict[str, Any]) -> None:
     """Entry of the forked child: `fd` is its end of the connection to the daemon."""
     Engine(Channel.from_fd(fd), recipe, settings).run()
-
-
-

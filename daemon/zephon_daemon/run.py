@@ -1,11 +1,11 @@
 """One run as a state machine: what to write, to whom, and which rounds may be delivered. It does no I/O.
 
-Events are methods (a reader joined, a task's outcome, a slot came back); each returns instructions, which the engine's shell
-carries out in order. So every interleaving can be played in one process.
+Events are methods (a reader joined, a task's outcome, a slot came back); each returns instructions, which the
+engine's shell carries out in order. So every interleaving can be played in one process.
 
-A lane goes through its epochs alone: it is produced as soon as the run has begun that epoch, and written to its ring once
-every reader of its group has asked for that epoch. A round is released to the readers when every lane that takes part
-is known to reach it (`zephon.lanes.released_rounds`), unless arithmetic gave the totals beforehand.
+A lane goes through its epochs alone: it is produced as soon as the run has begun that epoch, and written to its ring
+once every reader of its group has asked for that epoch. A round is released to the readers when every lane that takes
+part is known to reach it (`zephon.lanes.released_rounds`), unless arithmetic gave the totals beforehand.
 """
 
 from __future__ import annotations
@@ -181,16 +181,16 @@ class Run:
         reader = self.readers[client]
         if epoch == reader.epoch:
             reader.rounds = rounds
-        touched = []
+        touched: dict[int, Lane] = {}
         for number, generation, index in slots:
             lane = self.lanes.get(number)
             if lane is None or lane.ring is None:
                 raise ProtocolError(f"client {client} returns a slot of lane {number}, which has no ring")
             lane.ring.returned(lane.ring.slot(generation, index), client)
-            touched.append(lane)
+            touched[number] = lane
         out: list[Instruction] = []
-        for lane in dict.fromkeys(lane.number for lane in touched):
-            out += self._advance(self.lanes[lane])
+        for lane in touched.values():
+            out += self._advance(lane)
         return out
 
     def outcome(self, lane_number: int, epoch: int, number: int, outcome: Outcome) -> list[Instruction]:
@@ -384,7 +384,9 @@ class Run:
             until = batch_end(lane.stands, gate.most, self.plan.microbatch_size)
             count = until - lane.written if lane.stands == lane.written else 0
             short = len(stream) < count or lane.stands != lane.written
-            if short and not (lane.producer.ended and not self.plan.settings.drop_last and self._round(lane) <= gate.rounds):
+            if short and not (
+                lane.producer.ended and not self.plan.settings.drop_last and self._round(lane) <= gate.rounds
+            ):
                 break
             if lane.producer.ended and gate.final and self._round(lane) > gate.rounds:
                 break

@@ -1,8 +1,8 @@
 """Which worker does which task. No I/O.
 
-A worker has a few credits, one for each slot of its ring, so that it always has space for the outcome of what it was given.
-Tasks go out to the lane with the least runway first. When a worker is lost its tasks are handed out again, first of all; a
-task that has cost three workers is given up.
+A worker has a few credits, one for each slot of its ring, so that it always has space for the outcome of what it was
+given. Tasks go out to the lane with the least runway first. When a worker is lost its tasks are handed out again,
+first of all; a task that has cost three workers is given up.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class Scheduler:
         """A worker is ready for tasks."""
         self.workers[worker] = Worker(credit, serves)
 
-    def assign(self, pick: Callable[[Callable[[int], bool]], tuple[int, int, Task] | None]) -> list[tuple[Hashable, int, Work]]:
+    def assign(
+        self, pick: Callable[[Callable[[int], bool]], tuple[int, int, Task] | None]
+    ) -> list[tuple[Hashable, int, Work]]:
         """Hand out tasks while workers have credit: (worker, task id, work).
 
         `pick(serves)` gives the next task (run, number, task) among the runs that a worker serves, or None.

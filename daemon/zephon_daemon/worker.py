@@ -1,8 +1,8 @@
 """A worker process: it runs the front of pipelines (reading and the leading stateless operators), one task at a time.
 
 It gets stages and tasks over one connection and writes each outcome as a block into a slot of its own ring. The engine
-gives it no more tasks than the ring has slots, and returns each slot as soon as the block is consumed, so the worker never
-waits for space. When its engine is gone the connection ends, and so does the worker.
+gives it no more tasks than the ring has slots, and returns each slot as soon as the block is consumed, so the worker
+never waits for space. When its engine is gone the connection ends, and so does the worker.
 """
 
 from __future__ import annotations

@@ -1,24 +1,26 @@
 """Every message between the processes of a node, and who sends which.
 
-Control connection (ZeroMQ, client DEALER to daemon ROUTER; frames: request number, message). Each request is answered once, by
-its answer or by `Refused`; while an answer takes long the daemon sends `Patience` about once a second.
+Control connection (ZeroMQ, client DEALER to daemon ROUTER; frames: request number, message). Each request is answered
+once, by its answer or by `Refused`; while an answer takes long the daemon sends `Patience` about once a second.
 
     Hello    -> Welcome       a client comes: which group of which pipeline it reads
     Attach   -> Attached      its first batch or state is wanted: the run takes shape
     Progress -> ProgressReport
     Goodbye  -> Farewell
 
-Data connection (Unix SEQPACKET). The client connects and sends `Join`; once it is attached, the daemon passes the connection
-to the engine, and from then on:
+Data connection (Unix SEQPACKET). The client connects and sends `Join`; once it is attached, the daemon passes the
+connection to the engine, and from then on:
 
     client -> engine   Begin (an epoch may be delivered), Returned (slots given back, how far delivered), Hungry
-    engine -> client   NewSegment (+ descriptor of the memory), BatchReady, Announced, LaneTotal, Released, Alive, Failed
+    engine -> client   NewSegment (+ descriptor of the memory), BatchReady, Announced, LaneTotal, Released, Alive,
+    Failed
 
-Daemon and engine (SEQPACKET pair): StartRun, AddWorker (+ its connection), WorkerGone, AddReader (+ the client's connection),
-DropReader, EndRun, Report from the daemon; EngineReady, RunStarted, RunRefused, ReaderGone, EngineReport from the engine.
+Daemon and engine (SEQPACKET pair): StartRun, AddWorker (+ its connection), WorkerGone, AddReader (+ the client's
+connection), DropReader, EndRun, Report from the daemon; EngineReady, RunStarted, RunRefused, ReaderGone, EngineReport
+from the engine.
 
-Engine and worker (SEQPACKET pair): LoadStage (+ memory with the pickled stage), DoTask, SlotFree to the worker; WorkerReady,
-NewSegment (+ memory), TaskDone, TaskFailed from it.
+Engine and worker (SEQPACKET pair): LoadStage (+ memory with the pickled stage), DoTask, SlotFree to the worker;
+WorkerReady, NewSegment (+ memory), TaskDone, TaskFailed from it.
 """
 
 from __future__ import annotations
@@ -238,7 +240,9 @@ class Alive:
 @message("failed")
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The run has ended with an error. `record` is (dataset, shard, row, operator, cause) of a RecordError, else empty."""
+    """The run has ended with an error. `record` is (dataset, shard, row, operator, cause) of a RecordError, else
+    empty.
+    """
 
     kind: str
     text: str
@@ -251,7 +255,9 @@ class Failed:
 @message("start_run")
 @dataclass(frozen=True, slots=True)
 class StartRun:
-    """Give a pipeline's run its shape. The checkpoint (JSON, maybe empty) comes as a memory descriptor with the message."""
+    """Give a pipeline's run its shape. The checkpoint (JSON, maybe empty) comes as a memory descriptor with the
+    message.
+    """
 
     run: int
     pipeline: str
