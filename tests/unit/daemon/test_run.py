@@ -1,0 +1,285 @@
+"""The engine's state machine against a simulated world: workers, readers and slots in any order, from a seed."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
+from zephon.columns import Block
+from zephon.frontiers import Checkpoint, complete_checkpoint
+from zephon.lanes import RoundRobin, owned_lanes
+from zephon.plan import Plan
+from zephon.transport import protocol as p
+from zephon.transport.layout import read
+from zephon.windows import Front, run_window, window_of
+from zephon_daemon.run import DropRing, MakeRing, Run, Tell, Write
+from zephon_daemon.scheduler import DEATHS, Scheduler
+
+
+def pipeline(rows: int, *, shuffle: int, drop: bool, microbatch: int, drop_last: bool, even_ends: bool = True) -> Pipeline:
+    data = Dataset.from_dict("d", {"0": InMemoryShard([{"id": i, "t": "x" * (i % 7)} for i in range(rows)])})
+    recipe = Pipeline(StaticMixtureWorkSource([data], mixture=None, seed=1, chunk_size=3))
+    if drop:
+        recipe.map_transform(lambda row: row if row["id"] % 3 else None)
+    if shuffle:
+        recipe.shuffle(shuffle)
+    recipe.batch(microbatch, drop_last=drop_last)
+    return recipe.options(canonical_replicas=6, flush_every_k_chunks=2, even_ends=even_ends)
+
+
+def lane_records(plan: Plan, epoch: int, lane: int) -> list[int]:
+    """What the reference execution says a lane is."""
+    out: list[int] = []
+    window = 0
+    while window_of(plan, plan.curriculum(epoch), lane, window) is not None:
+        for block in run_window(plan, epoch, lane, window):
+            out += block.fields["id"].to_list()
+        window += 1
+    return out
+
+
+class Rank:
+    """A client, as far as the engine sees one."""
+
+    def __init__(self, client: int, own: list[int], run: Run, world: World, readers: int) -> None:
+        self.client, self.own, self.world = client, own, world
+        self.starts = {lane: run.starts[lane].records for lane in own}
+        self.most = max(f.records for f in run.starts.values())
+        self.size = run.plan.microbatch_size
+        self.epoch = run.first_epoch
+        self.turns = RoundRobin(self.starts, self.most, self.size)
+        self.got: dict[tuple[int, int], list[int]] = {}
+        self.rounds: list[int] = []
+        self.waiting: dict[tuple[int, int], deque[p.BatchReady]] = {}
+        self.released: dict[int, p.Released] = {}
+        self.held: list[p.BatchReady] = []
+        self.ended = False
+
+    def hear(self, message: Any) -> None:
+        if isinstance(message, p.BatchReady):
+            self.waiting.setdefault((message.epoch, message.lane), deque()).append(message)
+        elif isinstance(message, p.Released):
+            self.released[message.epoch] = message
+
+    def step(self) -> bool:
+        """Take one batch if it may; True if something was done."""
+        if self.ended:
+            return False
+        lane = self.turns.turn()
+        state = self.released.get(self.epoch)
+        if state is None:
+            return False
+        if self.turns.round_of(lane) > state.rounds:
+            if state.final:
+                self.ended = True
+                self.rounds.append(self.turns.rounds)
+            return state.final
+        queue = self.waiting.get((self.epoch, lane))
+        if not queue:
+            return False
+        ready = queue.popleft()
+        block = self.world.read(ready)
+        assert ready.first_record == self.turns.records[lane]
+        self.got.setdefault((self.epoch, lane), []).extend(block.fields["id"].to_list() if len(block) else [])
+        self.turns.deliver(lane, len(block))
+        self.held.append(ready)
+        return True
+
+    def next_epoch(self) -> list[p.BatchReady]:
+        """Begin the next epoch; what was never delivered is given back."""
+        left = [ready for key, queue in self.waiting.items() if key[0] == self.epoch for ready in queue]
+        self.waiting = {key: queue for key, queue in self.waiting.items() if key[0] != self.epoch}
+        self.epoch += 1
+        self.turns = RoundRobin(dict.fromkeys(self.own, 0), 0, self.size)
+        self.ended = False
+        return left
+
+
+class World:
+    """Workers, memory and ranks around a run; every choice is the seed's."""
+
+    def __init__(self, plan: Plan, dp: int, seed: int, checkpoint: Checkpoint | None, readers: int, early: bool) -> None:
+        self.random = random.Random(seed)
+        groups = tuple(range(dp)) if early else ()
+        self.run = Run(plan, dp_degree=dp, checkpoint=checkpoint, groups=groups, task_samples=self.random.choice([1, 2, 5]))
+        self.front = Front(plan)
+        self.scheduler = Scheduler()
+        self.workers = 0
+        self.kills = DEATHS - 1
+        self.memory: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
+        self.slot_bytes: dict[tuple[int, int], int] = {}
+        self.ranks: dict[int, Rank] = {}
+        for group in range(dp):
+            for _ in range(readers):
+                client = len(self.ranks)
+                self.ranks[client] = Rank(client, owned_lanes(plan.lanes, dp, group), self.run, self, readers)
+        self.readers = readers
+        self.to_join = [(c, c // readers) for c in self.ranks]
+        self.in_work: list[tuple[Any, int, Any]] = []
+        for _ in range(2):
+            self.add_worker()
+
+    def add_worker(self) -> None:
+        self.workers += 1
+        self.scheduler.add(self.workers, lambda run: True)
+
+    def read(self, ready: p.BatchReady) -> Block:
+        offset = ready.index * self.slot_bytes[ready.lane, ready.generation]
+        return read(self.memory[ready.lane, ready.generation][offset : offset + ready.nbytes].copy())
+
+    def do(self, instructions: list[Any]) -> None:
+        for order in instructions:
+            if isinstance(order, MakeRing):
+                self.memory[order.lane, order.generation] = np.zeros(order.slot_bytes * order.slots, np.uint8)
+                self.slot_bytes[order.lane, order.generation] = order.slot_bytes
+            elif isinstance(order, DropRing):
+                del self.memory[order.lane, order.generation]
+            elif isinstance(order, Write):
+                memory = self.memory[order.ready.lane, order.slot.generation]
+                order.layout.write(memory[order.slot.offset : order.slot.offset + order.ready.nbytes])
+                for client in order.clients:
+                    self.ranks[client].hear(order.ready)
+            elif isinstance(order, Tell):
+                self.ranks[order.client].hear(order.message)
+        self.run.check_invariants()
+
+    def assign(self) -> None:
+        def pick(serves: Any) -> Any:
+            candidates = sorted(self.run.candidates())
+            if not candidates:
+                return None
+            lane = candidates[0][1]
+            task = self.run.next_task(lane)
+            return None if task is None else (0, *task)
+
+        self.in_work += self.scheduler.assign(pick)
+
+    def step(self) -> bool:
+        """One random thing happens; False if nothing can."""
+        self.assign()
+        choices = ["work"] * bool(self.in_work) + ["join"] * bool(self.to_join)
+        choices += ["kill"] if self.kills and self.random.random() < 0.1 else []
+        joined = [r for c, r in self.ranks.items() if c in self.run.readers]
+        able = [r for r in joined if not r.ended]
+        choices += ["take"] * len(able) + ["hand_back"] * bool([r for r in joined if r.held])
+        self.random.shuffle(choices)
+        return any(getattr(self, choice)() for choice in choices)
+
+    def work(self) -> bool:
+        worker, task_id, _ = self.in_work.pop(self.random.randrange(len(self.in_work)))
+        work = self.scheduler.done(worker, task_id)
+        if work is None:
+            return True
+        outcome = self.front.run(work.task)
+        if self.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
+            layout_free = outcome.block.copy()
+            self.do(self.run.outcome(work.task.lane, work.task.epoch, work.number, outcome._replace(block=layout_free)))
+            for column in layout_free.fields.values():  # the memory was lent: what is still needed must have been copied
+                if getattr(column, "values", None) is not None and isinstance(column.values, np.ndarray):
+                    column.values.flags.writeable = True
+                    column.values.fill(77)
+            layout_free.samples.fill(-7)
+        else:
+            self.do(self.run.outcome(work.task.lane, work.task.epoch, work.number, outcome))
+        return True
+
+    def kill(self) -> bool:
+        self.kills -= 1  # fewer than it takes to give up a task
+        worker = self.random.choice(list(self.scheduler.workers))
+        assert not self.scheduler.lost(worker, "killed")
+        self.in_work = [w for w in self.in_work if w[0] != worker]
+        self.add_worker()
+        return True
+
+    def join(self) -> bool:
+        client, group = self.to_join.pop(self.random.randrange(len(self.to_join)))
+        self.do(self.run.join(client, group, self.readers))
+        self.do(self.run.begin(client, self.ranks[client].epoch))
+        return True
+
+    def take(self) -> bool:
+        ranks = [self.ranks[c] for c in self.run.readers]
+        self.random.shuffle(ranks)
+        return any(rank.step() for rank in ranks)
+
+    def give_back(self, rank: Rank, some: list[p.BatchReady]) -> None:
+        slots = [[r.lane, r.generation, r.index] for r in some]
+        self.do(self.run.returned(rank.client, slots, rank.epoch, rank.turns.rounds))
+
+    def hand_back(self) -> bool:
+        rank = self.random.choice([self.ranks[c] for c in self.run.readers if self.ranks[c].held])
+        self.random.shuffle(rank.held)
+        count = self.random.randint(1, len(rank.held))
+        some, rank.held = rank.held[:count], rank.held[count:]
+        self.give_back(rank, some)
+        return True
+
+    def play(self) -> None:
+        """Until every rank has ended its epoch."""
+        for _ in range(200_000):
+            if not self.to_join and all(rank.ended for rank in self.ranks.values()):
+                return
+            assert self.step(), f"stuck: {[self.run.waits_for(lane) for lane in self.run.lanes]}"
+        pytest.fail("too many events")
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    dp=st.sampled_from([1, 2, 3, 6]),
+    rows=st.integers(0, 120).map(lambda n: n + 1),
+    shuffle=st.sampled_from([0, 5]),
+    drop=st.booleans(),
+    microbatch=st.integers(1, 3),
+    drop_last=st.booleans(),
+    readers=st.sampled_from([1, 1, 2]),
+    early=st.booleans(),
+)
+def test_every_interleaving_delivers_the_reference_and_all_ranks_end_together(
+    seed: int, dp: int, rows: int, shuffle: int, drop: bool, microbatch: int, drop_last: bool, readers: int, early: bool
+) -> None:
+    recipe = pipeline(rows, shuffle=shuffle, drop=drop, microbatch=microbatch, drop_last=drop_last)
+    plan = recipe.plan(dp_degree=dp)
+    world = World(plan, dp, seed, None, readers, early)
+    for epoch in range(2):
+        world.play()
+        whole = {lane: lane_records(plan, epoch, lane) for lane in range(plan.lanes)}
+        if drop_last:
+            rounds = min(len(records) for records in whole.values()) // microbatch
+        else:
+            rounds = max(-(-len(records) // microbatch) for records in whole.values())
+        for rank in world.ranks.values():
+            assert rank.rounds[-1] == rounds
+            for lane in rank.own:
+                assert rank.got.get((epoch, lane), []) == whole[lane][: rounds * microbatch]
+        for rank in world.ranks.values():
+            left = rank.next_epoch()
+            world.give_back(rank, left)
+            world.do(world.run.begin(rank.client, rank.epoch))
+
+
+@given(seed=st.integers(0, 10**6), rounds=st.integers(1, 8), shuffle=st.sampled_from([0, 5]), dp=st.sampled_from([1, 2, 6]))
+def test_a_restored_run_goes_on_where_the_checkpoint_says(seed: int, rounds: int, shuffle: int, dp: int) -> None:
+    def make() -> Pipeline:
+        return pipeline(200, shuffle=shuffle, drop=True, microbatch=2, drop_last=True)
+
+    embedded = make()
+    batches = iter(embedded)
+    for _ in range(rounds * 6 + random.Random(seed).randrange(6)):
+        next(batches)
+    checkpoint = complete_checkpoint(embedded.checkpoint())
+    plan = make().plan(dp_degree=dp, checkpoint=checkpoint)
+    world = World(plan, dp, seed, checkpoint, 1, True)
+    world.play()
+    whole = {lane: lane_records(plan, 0, lane) for lane in range(plan.lanes)}
+    most = checkpoint.most
+    ends = most + (min(len(r) for r in whole.values()) - most) // 2 * 2
+    for rank in world.ranks.values():
+        for lane in rank.own:
+            assert rank.got.get((0, lane), []) == whole[lane][checkpoint.lanes[lane].records : ends]
