@@ -36,8 +36,10 @@ def column_from_arrow(array: pa.Array) -> tuple[Column, dict[int, str]]:
             return Bytes(values, offsets), {}
         text = Text(values, offsets)
         return text, _bad_text(array, text)
-    if pt.is_large_list(kind) and _is_number(kind.value_type) and not array.flatten().null_count:
-        return Ragged(array.values.to_numpy(zero_copy_only=True), _offsets(array)), {}
+    if pt.is_large_list(kind) and _is_number(kind.value_type):
+        flat, offsets = array.flatten(), _offsets(array)
+        if not flat.null_count:
+            return Ragged(flat.to_numpy(zero_copy_only=True), offsets - offsets[0]), {}
     if pt.is_fixed_size_list(kind) and _is_number(kind.value_type):
         flat = array.flatten()
         if not flat.null_count:
