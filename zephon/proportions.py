@@ -141,10 +141,57 @@ class Proportions:
 
     def locate(self, positions: I64) -> tuple[I64, I64]:
         """(component, number of its samples before) for each position, both int64 of the positions' length."""
-        component, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-        for which, where, here in self.groups(positions):
-            component[where], index[where] = which, here
-        return component, index
+        return _located(self, positions)
+
+
+class ChangingProportions:
+    """Proportions that change at given positions: `changes` are (first position, the proportions from there on).
+
+    A component goes on from its own count at each change. The same questions as `Proportions` answers, and its guarantees.
+    """
+
+    def __init__(self, first: Proportions, changes: Sequence[tuple[int, Proportions]]) -> None:
+        self.weights = changes[-1][1].weights if changes else first.weights
+        self._parts: list[tuple[int, Proportions, list[int]]] = [(0, first, [0] * len(first.weights))]
+        for start, proportions in changes:
+            self._parts.append((start, proportions, self.counts(start)))
+
+    def counts(self, total: int) -> list[int]:
+        """How many of the first `total` positions each component has."""
+        start, proportions, had = next(part for part in reversed(self._parts) if part[0] <= total)
+        return [a + b for a, b in zip(had, proportions.counts(total - start), strict=True)]
+
+    def first_total_with(self, component: int, count: int) -> int:
+        """The least T such that `component` has `count` of the first T positions. ValueError if it never has."""
+        ends = [start for start, _, _ in self._parts[1:]]
+        for (start, proportions, had), end in zip(self._parts, [*ends, None], strict=True):
+            if had[component] >= count:
+                return start
+            if proportions.weights[component]:
+                total = start + proportions.first_total_with(component, count - had[component])
+                if end is None or total <= end:
+                    return total
+        raise ValueError(f"component {component} is never drawn often enough")
+
+    def groups(self, positions: I64) -> Iterator[tuple[int, I64, I64]]:
+        """For each component drawn: (component, where in `positions`, number of its samples before that position)."""
+        starts = np.array([start for start, _, _ in self._parts])
+        part_of = np.searchsorted(starts, positions, side="right") - 1
+        for number, (start, proportions, had) in enumerate(self._parts):
+            here = np.flatnonzero(part_of == number)
+            for component, where, index in proportions.groups(positions[here] - start):
+                yield component, here[where], index + had[component]
+
+    def locate(self, positions: I64) -> tuple[I64, I64]:
+        """(component, number of its samples before) for each position, both int64 of the positions' length."""
+        return _located(self, positions)
+
+
+def _located(proportions: Proportions | ChangingProportions, positions: I64) -> tuple[I64, I64]:
+    component, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+    for which, where, here in proportions.groups(positions):
+        component[where], index[where] = which, here
+    return component, index
 
 
 def _sent(positions: I64, weight: int, both: int) -> tuple[I64, I64]:
