@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.permutations import mix, permute
-from zephon.proportions import Proportions
+from zephon.proportions import ChangingProportions, Proportions
 
 I64 = NDArray[np.int64]
 BlockSize = int | Literal["auto", "global"] | None
@@ -132,7 +132,7 @@ class Curriculum:
     def __init__(
         self,
         datasets: Sequence[tuple[str, I64]],
-        proportions: Proportions,
+        proportions: Proportions | ChangingProportions,
         total: int | None,
         shuffling: Shuffling,
         *,

@@ -16,8 +16,9 @@ from typing import Any
 
 from zephon.errors import CheckpointMismatch, DatasetError, SettingError
 from zephon.frontiers import Checkpoint
+from zephon.lanes import window_at, window_start
 from zephon.ops.base import Operator, Stateful, Stateless
-from zephon.work import Curriculum, StaticMixtureWorkSource
+from zephon.work import Curriculum, MixtureChange, StaticMixtureWorkSource
 
 WINDOW_SAMPLES = 16384
 
@@ -46,6 +47,7 @@ class Plan:
     flush_every: int
     settings: DataSettings
     identity: dict[str, Any] = field(compare=False)
+    mixture_changes: tuple[MixtureChange, ...] = ()
 
     @property
     def front(self) -> tuple[Stateless, ...]:
@@ -88,7 +90,12 @@ class Plan:
 
     def curriculum(self, epoch: int) -> Curriculum:
         """Which sample each place of each lane holds in one epoch."""
-        return self.source.curriculum(self.seed, epoch, self.lanes, self.chunk_size)
+        return self.source.curriculum(self.seed, epoch, self.lanes, self.chunk_size, self.mixture_changes)
+
+    def mixture_changes_at(self, epoch: int) -> int | None:
+        """The sample of every lane at which the mixture last changed in that epoch; None where it did not."""
+        positions = [change.position for change in self.mixture_changes if change.epoch == epoch]
+        return positions[-1] // self.lanes if positions else None
 
     def lane_totals(self, epoch: int) -> dict[int, int] | None:
         """The number of records of each lane, where arithmetic alone says it; None if not, or if the run is endless."""
@@ -134,9 +141,36 @@ def resolve(
         flush_every = 1
     flush_every = flush_every or saved.get("flush_every_k_chunks") or max(8, -(-WINDOW_SAMPLES // chunk_size))
     identity = _identity(source, operators, seed, lanes, chunk_size, int(flush_every))
+    changes = [MixtureChange(*change) for change in saved.get("mixture_changes", ())]
     if checkpoint:
         _check_identity(saved, identity, allow_changed)
-    return Plan(source, operators, seed, lanes, chunk_size, int(flush_every), settings, identity)
+        if saved.get("mixture") != identity["mixture"]:
+            changes.append(_mixture_change(checkpoint, source, chunk_size, int(flush_every)))
+    if changes:
+        identity["mixture_changes"] = [[c.epoch, c.position, dict(c.before)] for c in changes]
+    return Plan(source, operators, seed, lanes, chunk_size, int(flush_every), settings, identity, tuple(changes))
+
+
+def _mixture_change(
+    checkpoint: Checkpoint, source: StaticMixtureWorkSource, chunk_size: int, flush_every: int
+) -> MixtureChange:
+    """Where a knowingly changed mixture begins: at one round of chunks, after the windows that the lanes are in.
+
+    Up to there the lanes go on with the old mixture, so that what was delivered of a window is still what it was; from
+    there on every dataset continues from its own position.
+    """
+    lanes = checkpoint.canonical_replicas
+    before = checkpoint.identity["mixture"]
+    if before is None:
+        before = {entry["name"]: entry["rows"] for entry in checkpoint.identity["datasets"]}
+    unknown = sorted(set(before) - {dataset.name for dataset in source.datasets})
+    if unknown:
+        raise CheckpointMismatch(f"the mixture cannot change: the recipe lacks datasets {unknown} of the checkpoint")
+    first_new = 0
+    for lane, frontier in checkpoint.lanes.items():
+        window = window_at(lane, lanes, flush_every, frontier.chunk)
+        first_new = max(first_new, window_start(lane, lanes, flush_every, window + 2))
+    return MixtureChange(checkpoint.epoch, first_new * lanes * chunk_size, before)
 
 
 def _identity(

@@ -12,7 +12,7 @@ from collections import deque
 
 from zephon.batching import LaneStream
 from zephon.columns import Block
-from zephon.errors import CheckpointError
+from zephon.errors import CheckpointError, CheckpointMismatch
 from zephon.frontiers import Announcement, Frontier, frontier_at
 from zephon.lanes import window_at
 from zephon.ops.base import Faults, WindowKey
@@ -33,6 +33,7 @@ class LaneProducer:
         self.reports: list[str] = []
         self._task_samples = task_samples
         self._curriculum = plan.curriculum(epoch)
+        self._changed_at = plan.mixture_changes_at(epoch)
         self._made = start.announcement.records  # the lane's records so far, replayed ones included
         self._next_window = window_at(lane, plan.lanes, plan.flush_every, start.chunk)
         self._to_hand_out: deque[Task] = deque()
@@ -94,6 +95,11 @@ class LaneProducer:
 
     def _push(self, outcome: Outcome) -> None:
         window, ends_at = self._windows[0]
+        if self.stream.to_drop and self._changed_at is not None and window.low >= self._changed_at:
+            raise CheckpointMismatch(
+                f"lane {self.lane}: the checkpoint names a window too far back for a change of the mixture. Resume once "
+                "without the change, save, and change it then."
+            )
         if self._chain is None:
             self._chain = Chain(self.plan.back, WindowKey(self.plan.seed, self.epoch, self.lane, window.chunk))
         self.skipped += outcome.skipped

@@ -147,7 +147,7 @@ class Proportions:
 class ChangingProportions:
     """Proportions that change at given positions: `changes` are (first position, the proportions from there on).
 
-    A component goes on from its own count at each change. The same questions as `Proportions` answers, and its guarantees.
+    A component goes on from its own count at each change. It answers what `Proportions` does, with its guarantees.
     """
 
     def __init__(self, first: Proportions, changes: Sequence[tuple[int, Proportions]]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 
 from zephon.curriculum import BlockSize, Curriculum, Shuffling
 from zephon.errors import DatasetError, SettingError
-from zephon.proportions import LARGEST_TOTAL, Proportions, checked_weights, integer_weights
+from zephon.proportions import LARGEST_TOTAL, ChangingProportions, Proportions, checked_weights, integer_weights
 
 if TYPE_CHECKING:
     from zephon.datasets import Dataset
@@ -45,6 +45,15 @@ class MixtureSpec:
 
 class _NotGiven(int):
     """A default that can be told from the same value given by the user."""
+
+
+@dataclass(frozen=True)
+class MixtureChange:
+    """The mixture was changed knowingly: at a position of an epoch, from the weights `before` (by dataset name)."""
+
+    epoch: int
+    position: int
+    before: Mapping[str, int | float]
 
 
 class StaticMixtureWorkSource:
@@ -118,13 +127,18 @@ class StaticMixtureWorkSource:
         rows = sum(int(dataset.counts.sum()) for dataset in self.datasets)
         return max(1, min(LARGEST_CHUNK, rows // (ROUNDS_PER_PASS * _whole("canonical_replicas", lanes))))
 
-    def curriculum(self, seed: int, epoch: int, lanes: int, chunk_size: int) -> Curriculum:
-        """The samples of one epoch. DatasetError for a dataset without rows that has a weight."""
+    def curriculum(
+        self, seed: int, epoch: int, lanes: int, chunk_size: int, changes: Sequence[MixtureChange] = ()
+    ) -> Curriculum:
+        """The samples of one epoch. DatasetError for a dataset without rows that has a weight.
+
+        `changes` are those that the mixture has seen so far in the run, in order; each keeps the weights before it.
+        """
         _whole("canonical_replicas", lanes)
         _whole("chunk_size", chunk_size)
         shards = [(dataset.name, np.asarray(dataset.counts, dtype=np.int64)) for dataset in self.datasets]
         rows = [int(counts.sum()) for _, counts in shards]
-        proportions = Proportions(self._integer_weights(rows))
+        proportions = self._proportions(rows, epoch, changes)
         for (name, counts), weight, count in zip(shards, proportions.weights, rows):
             if weight and not count:
                 raise DatasetError(
@@ -143,6 +157,19 @@ class StaticMixtureWorkSource:
             permute_lanes=self.lane_assignment == "permute",
         )
 
+    def _proportions(
+        self, rows: list[int], epoch: int, changes: Sequence[MixtureChange]
+    ) -> Proportions | ChangingProportions:
+        now = Proportions(self._integer_weights(rows))
+        ahead = [change for change in changes if change.epoch >= epoch]
+        if not ahead:
+            return now
+        names = [dataset.name for dataset in self.datasets]
+        each = [Proportions(integer_weights([change.before.get(name, 0) for name in names])) for change in ahead]
+        here = sum(change.epoch == epoch for change in ahead)
+        following = [*each[1:], now]
+        return ChangingProportions(each[0], [(ahead[i].position, following[i]) for i in range(here)])
+
     def _integer_weights(self, rows: list[int]) -> list[int]:
         if self.mixture is not None:
             return integer_weights([self.mixture.weights[dataset.name] for dataset in self.datasets])
@@ -154,7 +181,7 @@ class StaticMixtureWorkSource:
             warnings.warn(message, stacklevel=3)
         return integer_weights(rows)
 
-    def _total(self, proportions: Proportions, rows: list[int]) -> int | None:
+    def _total(self, proportions: Proportions | ChangingProportions, rows: list[int]) -> int | None:
         drawn = [component for component, weight in enumerate(proportions.weights) if weight]
         if self.exhausted_policy == "repeat":
             return None
