@@ -48,6 +48,8 @@ class Plan:
     settings: DataSettings
     identity: dict[str, Any] = field(compare=False)
     mixture_changes: tuple[MixtureChange, ...] = ()
+    changed_at: int | None = None
+    """The sample of every lane at which the mixture changes, where this very resolution changed it."""
 
     @property
     def front(self) -> tuple[Stateless, ...]:
@@ -91,11 +93,6 @@ class Plan:
     def curriculum(self, epoch: int) -> Curriculum:
         """Which sample each place of each lane holds in one epoch."""
         return self.source.curriculum(self.seed, epoch, self.lanes, self.chunk_size, self.mixture_changes)
-
-    def mixture_changes_at(self, epoch: int) -> int | None:
-        """The sample of every lane at which the mixture last changed in that epoch; None where it did not."""
-        positions = [change.position for change in self.mixture_changes if change.epoch == epoch]
-        return positions[-1] // self.lanes if positions else None
 
     def lane_totals(self, epoch: int) -> dict[int, int] | None:
         """The number of records of each lane, where arithmetic alone says it; None if not, or if the run is endless."""
@@ -141,14 +138,18 @@ def resolve(
         flush_every = 1
     flush_every = flush_every or saved.get("flush_every_k_chunks") or max(8, -(-WINDOW_SAMPLES // chunk_size))
     identity = _identity(source, operators, seed, lanes, chunk_size, int(flush_every))
+    changed_at = None
     changes = [MixtureChange(*change) for change in saved.get("mixture_changes", ())]
     if checkpoint:
         _check_identity(saved, identity, allow_changed)
         if saved.get("mixture") != identity["mixture"]:
             changes.append(_mixture_change(checkpoint, source, chunk_size, int(flush_every)))
+            changed_at = changes[-1].position // lanes
     if changes:
         identity["mixture_changes"] = [[c.epoch, c.position, dict(c.before)] for c in changes]
-    return Plan(source, operators, seed, lanes, chunk_size, int(flush_every), settings, identity, tuple(changes))
+    return Plan(
+        source, operators, seed, lanes, chunk_size, int(flush_every), settings, identity, tuple(changes), changed_at
+    )
 
 
 def _mixture_change(

@@ -33,7 +33,6 @@ class LaneProducer:
         self.reports: list[str] = []
         self._task_samples = task_samples
         self._curriculum = plan.curriculum(epoch)
-        self._changed_at = plan.mixture_changes_at(epoch)
         self._made = start.announcement.records  # the lane's records so far, replayed ones included
         self._next_window = window_at(lane, plan.lanes, plan.flush_every, start.chunk)
         self._to_hand_out: deque[Task] = deque()
@@ -95,10 +94,10 @@ class LaneProducer:
 
     def _push(self, outcome: Outcome) -> None:
         window, ends_at = self._windows[0]
-        if self.stream.to_drop and self._changed_at is not None and window.low >= self._changed_at:
+        if self.stream.to_drop and self.plan.changed_at is not None and window.low >= self.plan.changed_at:
             raise CheckpointMismatch(
-                f"lane {self.lane}: the checkpoint names a window too far back for a change of the mixture. Resume once "
-                "without the change, save, and change it then."
+                f"lane {self.lane}: the checkpoint names a window too far back for a change of the mixture. Resume "
+                "once without the change, save, and change it then."
             )
         if self._chain is None:
             self._chain = Chain(self.plan.back, WindowKey(self.plan.seed, self.epoch, self.lane, window.chunk))
