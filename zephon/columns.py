@@ -110,6 +110,7 @@ _PLAIN = "biufcmMSU"  # kinds of dtype whose values are their bytes, and whose a
 _PYTHON_DTYPES = tuple(np.dtype(t) for t in _NUMPY_TWINS)
 
 _R = TypeVar("_R", bound="_Offsets")
+_LONG = 64  # values a record from which copying record by record is cheaper than an index for each value
 
 
 class _Offsets(Column):
@@ -135,6 +136,9 @@ class _Offsets(Column):
         starts, lengths = self.offsets[:-1].take(index), self.lengths.take(index)
         offsets = np.zeros(len(index) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
+        if offsets[-1] > _LONG * len(index):
+            bounds = zip(starts.tolist(), (starts + lengths).tolist(), strict=True)
+            return type(self)(np.concatenate([self.values[a:b] for a, b in bounds]), offsets)
         return type(self)(self.values.take(spans(starts, lengths, offsets)), offsets)
 
     def slice(self: _R, low: int, high: int) -> _R:

@@ -19,7 +19,7 @@ from zephon.datasets.cache_folder import Signature, cache_folder
 from zephon.datasets.expand import expand, expanded_path
 from zephon.datasets.json_rows import REFUSALS, decode_together, decoder, why
 from zephon.datasets.line_index import STRETCH, Lines, join_chunks, line_number, scan_stretch
-from zephon.datasets.open_files import patiently, read_range, refuse_changed
+from zephon.datasets.open_files import OpenFile, patiently, read_open, refuse_changed
 from zephon.datasets.progress import Tally
 from zephon.datasets.shard_index import Entry, Scanner
 from zephon.datasets.shards import compression_of
@@ -75,7 +75,7 @@ class JsonLines(FileSource):
         path, size = self._readable(shard), int(survey.data_sizes[shard])
         lines = _Lines(rows, offsets[rows], _ends(rows, offsets, size))
         decode = decoder(None if fields is None else tuple(sorted(fields)))
-        data, begins = _read_lines(path, survey.signature(shard), lines)
+        data, begins = read_open(path, survey.signature(shard), lambda file: _read_lines(file, lines))
         values = decode_together(data, begins, decode)
         if values is not None:
             return Piece(decode.columns(values), [])
@@ -117,33 +117,31 @@ def _ends(rows: IntArray, offsets: IntArray, size: int) -> IntArray:
     return np.where(rows < last, ends, size)
 
 
-def _read_lines(path: str, state: Signature, lines: _Lines) -> tuple[bytes, IntArray]:
+def _read_lines(file: OpenFile, lines: _Lines) -> tuple[bytes, IntArray]:
     """The bytes of all lines in order, and where each begins in them."""
     if not len(lines.rows):
         return b"", np.empty(0, np.int64)
     follows = lines.starts[1:] == lines.ends[:-1]
     if follows.all():
-        return read_range(path, state, int(lines.starts[0]), int(lines.ends[-1])), lines.starts - lines.starts[0]
+        return file.read(int(lines.starts[0]), int(lines.ends[-1])), lines.starts - lines.starts[0]
     run_of = np.concatenate([[0], np.cumsum(~follows)])
     firsts = np.flatnonzero(np.concatenate([[True], ~follows]))
     lows, highs = lines.starts[firsts], lines.ends[np.append(firsts[1:], len(run_of)) - 1]
-    parts = [
-        part if part.endswith(b"\n") else part + b"\n"
-        for part in _read_runs(path, state, lows.tolist(), highs.tolist())
-    ]
+    runs = _read_runs(file, lows.tolist(), highs.tolist())
+    parts = [run if run.endswith(b"\n") else run + b"\n" for run in runs]
     run_begins = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
     return b"".join(parts), run_begins[run_of] + lines.starts - lows[run_of]
 
 
-def _read_runs(path: str, state: Signature, lows: list[int], highs: list[int]) -> Iterator[bytes]:
+def _read_runs(file: OpenFile, lows: list[int], highs: list[int]) -> Iterator[bytes]:
     """The bytes of each run of lines; runs that lie close together come with one read."""
     held, held_low, held_high = b"", 0, 0
     for i, (low, high) in enumerate(zip(lows, highs, strict=True)):
         if not held_low <= low <= high <= held_high or not held:
             held_low, held_high = low, high
-            for next_low, next_high in zip(lows[i + 1 :], highs[i + 1 :], strict=True):
-                if next_low - held_high > _GAP or next_high - held_low > _TOGETHER:
-                    break
-                held_high = max(held_high, next_high)
-            held = read_range(path, state, held_low, held_high)
+            ahead = i + 1
+            while ahead < len(lows) and lows[ahead] - held_high <= _GAP and highs[ahead] - held_low <= _TOGETHER:
+                held_high = max(held_high, highs[ahead])
+                ahead += 1
+            held = file.read(held_low, held_high)
         yield held[low - held_low : high - held_low]

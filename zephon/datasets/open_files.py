@@ -123,13 +123,13 @@ class OpenFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def read_range(path: str, state: Signature, low: int, high: int) -> bytes:
-    """Bytes `low` to `high` of a file in this state, which stays open for the next read."""
+def read_open(path: str, state: Signature, action: Callable[[OpenFile], _T]) -> _T:
+    """What `action` reads from a file in this state, which stays open for the next time; all of it again on a retry."""
     key = (path, state)
 
-    def attempt() -> bytes:
+    def attempt() -> _T:
         file: OpenFile = resources().files.find(key) or resources().files.put(key, OpenFile(path))
-        return file.read(low, high)
+        return action(file)
 
     return patiently(attempt, path, lambda: resources().files.drop(key))
 

@@ -99,6 +99,8 @@ def test_a_damaged_or_foreign_table_is_made_again(
 def test_large_files_are_cut_among_threads_and_small_ones_share_tables(
     tmp_path: Path, scans: list[str], runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(line_index, "CHUNK", 512)
+    monkeypatch.setattr(jsonl, "STRETCH", 1024)
     path = COUNT(200, 4, tmp_path / "c")
     expected = Dataset.from_path("d", path).digest
     assert len(tables(runtime_folder)) == 1
@@ -106,7 +108,7 @@ def test_large_files_are_cut_among_threads_and_small_ones_share_tables(
         row for i in range(4) for row in Dataset.from_path("d", path).fetch(i, np.arange(50), None, Faults()).to_rows()
     ]
     monkeypatch.setattr(shard_index, "_SMALL", 0)
-    monkeypatch.setattr(jsonl, "STRETCH", 1024)
+    scans.clear()
     large = Dataset.from_path("d", path)
     assert large.digest == expected
     assert len(tables(runtime_folder)) == 5
