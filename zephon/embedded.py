@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
-from zephon.errors import ZephonError
+from zephon.errors import RunFailed
 from zephon.frontiers import Checkpoint, Frontier
 from zephon.lanes import RoundRobin, owned_lanes, released_rounds
 from zephon.plan import Plan
@@ -22,6 +22,8 @@ from zephon.producer import LaneProducer
 from zephon.runners import Pool
 from zephon.types import SampleBatch
 from zephon.windows import TASK_SAMPLES, Outcome
+
+T = TypeVar("T")
 
 
 class LaneRun:
@@ -52,7 +54,7 @@ class LaneRun:
 
 
 class EmbeddedRun:
-    """The batches of one group, epoch after epoch. Iterate it; `checkpoint()` at any point."""
+    """The batches of one group, epoch after epoch. `checkpoint()` at any point."""
 
     def __init__(
         self,
@@ -69,12 +71,15 @@ class EmbeddedRun:
         self.lanes = owned_lanes(plan.lanes, dp_degree, group, strategy)
         self._alone = dp_degree == 1
         self._task_samples = task_samples
-        self._failure: ZephonError | None = None
+        self._failure: Exception | None = None
+        self._runs: dict[int, LaneRun] = {}
         self._begin(checkpoint.epoch if checkpoint else 0, checkpoint)
-        self._fresh = True  # whether the next epoch to deliver from was not begun by a caller's iteration
 
     def _begin(self, epoch: int, checkpoint: Checkpoint | None) -> None:
+        for run in self._runs.values():
+            run.drop()
         self.epoch = epoch
+        self._delivered = False
         self._starts = checkpoint.lanes if checkpoint else {lane: Frontier() for lane in range(self.plan.lanes)}
         self._totals = self.plan.lane_totals(epoch) if self.plan.settings.even_ends else None
         most = max(frontier.records for frontier in self._starts.values())
@@ -85,29 +90,60 @@ class EmbeddedRun:
             lane: LaneRun(LaneProducer(self.plan, epoch, lane, self._starts[lane], self._task_samples), self.pool)
             for lane in self.lanes
         }
-        blind = not self._alone and self._totals is None and self.plan.settings.even_ends
-        if blind and self.plan.curriculum(epoch).total is not None:
+        unknown = self._totals is None and self.plan.settings.even_ends and not self._alone
+        if unknown and self.plan.curriculum(epoch).total is not None:
             _warn_own_end(self)
+
+    def settle(self) -> int:
+        """The epoch to deliver from. A state that turns out to be at its epoch's end begins the next one at once."""
+        if self.turns.most and not self._delivered and self.at_end():
+            self._begin(self.epoch + 1, None)
+        return self.epoch
 
     def next_batch(self) -> SampleBatch | None:
         """The next batch, or None at the end of the epoch. After an error every further call raises it again."""
+        lane = self._guarded(self._next_lane)
+        return None if lane is None else self._guarded(lambda: self._take(lane))
+
+    def end_epoch(self) -> None:
+        """Go on to the next epoch."""
+        if not self._delivered and not self.turns.most:
+            warnings.warn(self._nothing(), stacklevel=3)
+        self._begin(self.epoch + 1, None)
+
+    def _guarded(self, step: Callable[[], T]) -> T:
+        """Do a step of production. One that fails or is interrupted leaves lanes half-way, so it is the last."""
         if self._failure is not None:
             raise self._failure
         try:
-            return self._next_batch()
-        except ZephonError as error:
+            return step()
+        except Exception as error:
             self._failure = error
             raise
+        except BaseException as interrupt:
+            self._failure = RunFailed(
+                f"the run was interrupted ({type(interrupt).__name__}) while it made a batch: go on from its "
+                "checkpoint(), which is whole, with restore(...)"
+            )
+            raise
 
-    def _next_batch(self) -> SampleBatch | None:
-        lane = self.turns.turn()
-        if not self._reached(self.turns.round_of(lane)):
-            return None
-        run, until = self._runs[lane], self.turns.until(lane)
-        run.reach(until)
+    def _next_lane(self) -> int | None:
+        """The lane of the next batch; None at the epoch's end."""
+        while True:
+            lane = self.turns.turn()
+            if not self._reached(self.turns.round_of(lane)):
+                return None
+            until, producer = self.turns.until(lane), self._runs[lane].producer
+            self._runs[lane].reach(until)
+            if not self.turns.is_void(lane, producer.stream.produced - self.turns.records[lane]):
+                return lane
+            self.turns.deliver(lane, 0)
+
+    def _take(self, lane: int) -> SampleBatch:
         first = self.turns.records[lane]
-        block = run.producer.stream.take(until - first)
+        block = self._runs[lane].producer.stream.take(self.turns.until(lane) - first)
         ends = self.turns.deliver(lane, len(block))
+        self._delivered = True
         return SampleBatch(
             block,
             lane=lane,
@@ -129,34 +165,24 @@ class EmbeddedRun:
         return round_number <= released_rounds(produced, ended, most, size, drop_last)[0]
 
     def at_end(self) -> bool:
-        """Whether the epoch has no further round."""
-        return self.turns.at_round_end and not self._reached(self.turns.rounds + 1)
-
-    def epoch_batches(self) -> Iterator[SampleBatch]:
-        """The rest of this epoch; at its end the next epoch is begun. A run restored at an epoch's end starts the
-        next.
-        """
-        if self._fresh and self.turns.most and self.at_end():
-            self._begin(self.epoch + 1, None)
-        self._fresh = False
-        while (batch := self.next_batch()) is not None:
-            yield batch
-        if not self.turns.rounds and not self.turns.most:
-            warnings.warn(self._nothing(), stacklevel=2)
-        self._begin(self.epoch + 1, None)
+        """Whether the epoch has no further batch. An error on the way to it is left to whoever asks for that batch."""
+        try:
+            return self._guarded(self._next_lane) is None
+        except Exception:
+            return False
 
     def checkpoint(self) -> dict[str, Any]:
-        """The state: of the whole run if all lanes are here, or else of this group's lanes."""
-        untouched = self.turns.rounds == 0 and self.turns.at_round_end
-        if untouched or (self.turns.stands == {lane: self._starts[lane].records for lane in self.lanes}):
-            lanes = dict(self._starts)
-        else:
-            if self.at_end():
-                return Checkpoint(
-                    self.plan.identity, self.epoch + 1, {lane: Frontier() for lane in range(self.plan.lanes)}
-                ).to_json()
+        """The state: of the whole run if all lanes are here, or else of this group's lanes.
+
+        Until a batch was delivered it is the state that the run began with. At an epoch's end a whole state begins the
+        next epoch; a group's own says where its lanes stand, since other groups may still be inside the last round.
+        """
+        epoch, lanes = self.epoch, dict(self._starts)
+        if self._delivered and self._alone and self.at_end():
+            epoch, lanes = epoch + 1, {lane: Frontier() for lane in range(self.plan.lanes)}
+        elif self._delivered:
             lanes = {lane: run.producer.frontier(self.turns.records[lane]) for lane, run in self._runs.items()}
-        return Checkpoint(self.plan.identity, self.epoch, lanes).to_json()
+        return Checkpoint(self.plan.identity, epoch, lanes).to_json()
 
     def _nothing(self) -> str:
         made = sum(run.produced for run in self._runs.values())
@@ -173,3 +199,31 @@ def _warn_own_end(run: EmbeddedRun) -> None:
         "Run under the daemon for one end on all ranks, or set even_ends=False if that is meant.",
         stacklevel=4,
     )
+
+
+class EpochBatches(Iterator[SampleBatch]):
+    """The rest of an epoch of whatever run `current()` is; at its end the next epoch is begun.
+
+    Where another state is loaded meanwhile, it goes on from that. An error is raised at every further call, and never
+    looks like an end.
+    """
+
+    def __init__(self, current: Callable[[], EmbeddedRun]) -> None:
+        self._current = current
+        self._run: EmbeddedRun | None = None
+        self._epoch = 0
+        self._ended = False
+
+    def __next__(self) -> SampleBatch:
+        if self._ended:
+            raise StopIteration
+        run = self._current()
+        if run is not self._run:
+            self._run, self._epoch = run, run.settle()
+        batch = run.next_batch() if run.epoch == self._epoch else None
+        if batch is None:
+            self._ended = True
+            if run.epoch == self._epoch:
+                run.end_epoch()
+            raise StopIteration
+        return batch

@@ -11,7 +11,7 @@ only and says so; `merge_checkpoints` joins the parts.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -130,22 +130,40 @@ def complete_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
 
 
 def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join partial checkpoints of one run. A lane found in several parts must say the same number of records."""
+    """Join checkpoints of one run, taken by its groups at one moment.
+
+    A partial one speaks for its own group's lanes, wherever it stands inside a round. A complete one (a group that has
+    just ended a round, or not begun one) speaks for the lanes that no partial one holds. Parts of one kind must agree.
+    """
     if not states:
         raise CheckpointError("merge_checkpoints needs at least one checkpoint")
     parts = [parse_checkpoint(state) for state in states]
     first = parts[0]
-    lanes: dict[int, Frontier] = {}
     for number, part in enumerate(parts):
-        if part.identity != first.identity or part.epoch != first.epoch:
-            raise CheckpointError(f"part {number} belongs to another run or epoch than part 0")
+        if part.identity != first.identity:
+            raise CheckpointError(f"part {number} belongs to another run than part 0: their identities differ")
+        if part.epoch != first.epoch:
+            raise CheckpointError(
+                f"part {number} is of epoch {part.epoch}, part 0 of epoch {first.epoch}: take the states of all groups "
+                "at the same step"
+            )
+    lanes = _agreed((number, part) for number, part in enumerate(parts) if not part.missing)
+    lanes.update(_agreed((number, part) for number, part in enumerate(parts) if part.missing))
+    return Checkpoint(first.identity, first.epoch, lanes).to_json()
+
+
+def _agreed(parts: Iterable[tuple[int, Checkpoint]]) -> dict[int, Frontier]:
+    """The lanes of all parts. One found in several must stand at the same record in each."""
+    lanes: dict[int, tuple[int, Frontier]] = {}
+    for number, part in parts:
         for lane, frontier in part.lanes.items():
-            known = lanes.setdefault(lane, frontier)
+            other, known = lanes.setdefault(lane, (number, frontier))
             if known.records != frontier.records:
                 raise CheckpointError(
-                    f"lane {lane} stands at record {known.records} in one part, at {frontier.records} in part {number}"
+                    f"lane {lane} stands at record {known.records} in part {other} and at {frontier.records} in part "
+                    f"{number}: take the states of all groups at the same step"
                 )
-    return Checkpoint(first.identity, first.epoch, lanes).to_json()
+    return {lane: frontier for lane, (_, frontier) in lanes.items()}
 
 
 def _count(value: object, what: str) -> int:

@@ -68,9 +68,10 @@ class RoundRobin:
     """Whose turn it is among the lanes of one group, and where rounds end.
 
     The next batch comes from the lane that stands lowest, ties to the lowest number. With `most` the most records of
-    any lane of the whole loaded state, round j ends when every lane stands at `most + j * microbatch_size`; lanes
-    behind `most` catch up within round 1. A lane that has run out of records keeps its turns (short or empty batches),
-    so it stands where the others do while `records` says what it really delivered.
+    any lane of the whole loaded state, round j ends when every lane stands at `most + j * microbatch_size`. After a
+    stop inside a round, lanes behind `most` first catch up: those batches end no round, and belong to round 0 or lower,
+    so that they are delivered even where the data has no full round beyond. A lane that has run out of records keeps
+    its turns (short or empty batches), so it stands where the others do while `records` says what it delivered.
     """
 
     def __init__(self, records: Mapping[int, int], most: int, microbatch_size: int) -> None:
@@ -88,8 +89,15 @@ class RoundRobin:
         return batch_end(self.stands[lane], self.most, self.microbatch_size)
 
     def round_of(self, lane: int) -> int:
-        """The round, counted from 1, that the lane's next batch belongs to."""
-        return max(1, -(-(self.until(lane) - self.most) // self.microbatch_size))
+        """The round, counted from 1, that the lane's next batch belongs to; at most 0 while it catches up."""
+        return batch_round(self.until(lane), self.most, self.microbatch_size)
+
+    def is_void(self, lane: int, count: int) -> bool:
+        """Whether the lane's next batch, of `count` records, is not to be handed over.
+
+        So it is with a lane that had run out before the state was taken: it has nothing to catch up with.
+        """
+        return not count and self.stands[lane] < self.most
 
     def deliver(self, lane: int, count: int) -> bool:
         """Note that the lane's next batch, of `count` records, was handed over. True if that ends a round."""
@@ -113,6 +121,11 @@ def batch_end(stands: int, most: int, microbatch_size: int) -> int:
     return min(stands + microbatch_size, most) if stands < most else stands + microbatch_size
 
 
+def batch_round(until: int, most: int, microbatch_size: int) -> int:
+    """The round of the batch that ends at record `until` of its lane: from 1, or at most 0 if it catches up."""
+    return -(-(until - most) // microbatch_size)
+
+
 def check_step(batches_per_step: int | None, lanes: Iterable[int]) -> None:
     """Refuse a step that is not a whole number of rounds."""
     owned = len(list(lanes))
@@ -130,11 +143,12 @@ def released_rounds(
 
     `produced` are the records that each lane is known to have, `ended` the lanes for which that is the total. With
     `drop_last` a round needs a full batch of every lane; without it a round exists as soon as one lane has a record in
-    it, and lanes that have ended deliver a short or an empty batch. So all ranks stop at the same round.
+    it, and lanes that have ended deliver a short or an empty batch. So all ranks stop at the same round. Below 0 where
+    not even the records to catch up with are known (`RoundRobin`).
     """
     done = set(ended)
     if drop_last:
-        full = {lane: max(0, (count - most) // microbatch_size) for lane, count in produced.items()}
+        full = {lane: (count - most) // microbatch_size for lane, count in produced.items()}
         rounds = min(full.values())
         return rounds, any(full[lane] == rounds for lane in done)
     rounds = max(0, *(-(-(count - most) // microbatch_size) for count in produced.values()))

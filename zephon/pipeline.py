@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from zephon.embedded import EmbeddedRun
-from zephon.errors import SettingError
+from zephon.embedded import EmbeddedRun, EpochBatches
+from zephon.errors import RunFailed, SettingError
 from zephon.explain import explain
 from zephon.frontiers import Checkpoint, complete_checkpoint
 from zephon.lanes import check_step, check_topology, owned_lanes
@@ -156,7 +156,8 @@ class Pipeline:
 
     def __iter__(self) -> Iterator[SampleBatch]:
         """The batches of this epoch, or of what is left of it; iterating again starts the next epoch."""
-        return self._running().epoch_batches()
+        self._running()
+        return EpochBatches(self._current)
 
     def checkpoint(self) -> dict[str, Any]:
         """The state of this run: JSON, of all lanes or (one group of several) of this group's."""
@@ -178,7 +179,7 @@ class Pipeline:
     @property
     def epoch(self) -> int:
         """The epoch that the next batch belongs to."""
-        return self._running().epoch
+        return self._running().settle()
 
     def explain(self, dp_degree: int | None = None) -> str:
         """The resolved plan as text: stages, lanes, and what each group gets."""
@@ -199,6 +200,12 @@ class Pipeline:
     def _pool(self, plan: Plan) -> Pool:
         workers = self.execution.max_workers or len(os.sched_getaffinity(0))
         return make_pool(self.execution.runner, Front(plan), workers)
+
+    def _current(self) -> EmbeddedRun:
+        """The run that an iterator goes on with."""
+        if self._run is None:
+            raise RunFailed("the pipeline was closed: iterate it anew, or restore() a checkpoint first")
+        return self._run
 
     def _running(self) -> EmbeddedRun:
         if self._run is None:

@@ -17,7 +17,7 @@ from typing import Any
 from zephon.columns import Block
 from zephon.errors import ProtocolError
 from zephon.frontiers import Checkpoint, Frontier
-from zephon.lanes import batch_end, owned_lanes, released_rounds
+from zephon.lanes import batch_end, batch_round, owned_lanes, released_rounds
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.transport.layout import Layout, measure
@@ -105,7 +105,7 @@ class Gate:
     """Which rounds of an epoch have been released to a set of lanes."""
 
     most: int
-    rounds: int = 0
+    rounds: int = -ENDLESS
     final: bool = False
     produced: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
@@ -262,8 +262,6 @@ class Run:
             assert lane.written == lane.producer.stream.first
             if lane.ring is not None:
                 lane.ring.check_invariants()
-        for gate in self._gates.values():
-            assert gate.rounds >= 0
 
     # Inside
 
@@ -371,7 +369,7 @@ class Run:
     def _round(self, lane: Lane) -> int:
         """The round that the lane's next batch belongs to."""
         most, size = self._gate(lane.epoch, lane.group).most, self.plan.microbatch_size
-        return max(1, -(-(batch_end(lane.stands, most, size) - most) // size))
+        return batch_round(batch_end(lane.stands, most, size), most, size)
 
     def _write(self, lane: Lane) -> list[Instruction]:
         """Write as many of the lane's batches as there are records and slots for."""
