@@ -202,7 +202,7 @@ class _Walk:
             for fn in _functions_in(member):
                 if node is None:
                     self.value(fn)
-                elif _has_source(fn):
+                elif _source_of(fn):
                     self._environment(fn)
             if not name.startswith("__") and isinstance(member, (int, float, str, bytes, tuple)):
                 self.atom("member", name)
@@ -302,8 +302,13 @@ def _functions_in(member: Any) -> list[types.FunctionType]:
     return [part for part in parts if isinstance(part, types.FunctionType)]
 
 
-def _has_source(fn: types.FunctionType) -> bool:
-    return bool(linecache.getlines(fn.__code__.co_filename, fn.__globals__))
+def _source_of(fn: types.FunctionType) -> str:
+    """The text of the file that a function was written in, or `""`."""
+    lines = linecache.getlines(fn.__code__.co_filename, fn.__globals__)
+    file = fn.__globals__.get("__file__")
+    if not lines and fn.__code__.co_filename == "<dynamic-code>" and isinstance(file, str):
+        lines = linecache.getlines(file)  # a copy by cloudpickle, which leaves the file's name out
+    return "".join(lines)
 
 
 @functools.lru_cache(maxsize=8)
@@ -317,7 +322,7 @@ def _parsed(source: str) -> ast.Module | None:
 def _node_of(fn: types.FunctionType) -> ast.AST | None:
     """The definition of a function in its file, or None."""
     code = fn.__code__
-    source = "".join(linecache.getlines(code.co_filename, fn.__globals__))
+    source = _source_of(fn)
     tree = _parsed(source) if source else None
     if tree is None:
         return None

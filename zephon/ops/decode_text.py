@@ -41,9 +41,7 @@ def _decoded(name: str, column: Column, bad: dict[int, str]) -> Column:
                 _text(name, record, value, bad)
         return Text(column.values, column.offsets)
     if isinstance(column, Objects) and any(type(value) is bytes for value in column.values):
-        return column_of(
-            [_text(name, i, v, bad) if type(v) is bytes else v for i, v in enumerate(column.values)]
-        )
+        return column_of([_text(name, i, v, bad) if type(v) is bytes else v for i, v in enumerate(column.values)])
     return column
 
 

@@ -210,9 +210,7 @@ class Tokenize(Stateless):
         offsets = np.cumsum([len(part) for part in parts])
         return (np.concatenate(parts), offsets), np.array(records, np.int64)
 
-    def _disagrees(
-        self, difference: Disagreement, block: Block, records: IntArray, faults: Faults
-    ) -> TokenizerError:
+    def _disagrees(self, difference: Disagreement, block: Block, records: IntArray, faults: Faults) -> TokenizerError:
         dataset, shard, row = block.sample_of(int(records[difference.text]))
         known = dataset < len(faults.datasets)
         name = faults.datasets[dataset].name if known else str(dataset)

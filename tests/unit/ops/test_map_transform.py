@@ -1,0 +1,106 @@
+"""A user's function on each record."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zephon.columns import Block, canonical
+from zephon.errors import RecordError, SettingError
+from zephon.ops.base import Faults
+from zephon.ops.map_transform import MapTransform
+
+
+def block_of(rows: list[dict[str, Any]]) -> Block:
+    return Block.from_rows(rows, np.array([(0, 0, i) for i in range(len(rows))], np.int64).reshape(-1, 3))
+
+
+def awkward(payload: dict[str, Any]) -> dict[str, Any] | None:
+    number = payload["id"]
+    if number % 5 == 0:
+        return None
+    if number % 7 == 3:
+        raise ValueError("no sevens")
+    if number % 3 == 1:
+        payload["extra"] = [number]
+    payload["id"] = number * 2
+    return payload
+
+
+@given(st.integers(0, 30), st.lists(st.integers(0, 30), max_size=5))
+def test_records_come_out_the_same_however_they_are_cut_into_blocks(count: int, cuts: list[int]) -> None:
+    block, transform = block_of([{"id": i, "text": f"t{i}"} for i in range(count)]), MapTransform(awkward)
+    bounds = [0, *sorted(min(c, count) for c in cuts), count]
+    whole_faults, cut_faults = Faults("skip"), Faults("skip")
+    whole = transform.process(block, whole_faults)
+    cut = Block.concat([transform.process(block.slice(a, b), cut_faults) for a, b in pairwise(bounds)])
+    assert canonical(cut).to_rows() == canonical(whole).to_rows()
+    assert cut.samples.tolist() == whole.samples.tolist()
+    assert whole_faults.reports == cut_faults.reports
+    for row, (_, _, number) in zip(whole.to_rows(), whole.samples.tolist()):
+        assert row["id"] == 2 * number
+        assert ("extra" in row) == (number % 3 == 1)
+
+
+def test_a_record_of_several_samples_keeps_them() -> None:
+    rows = [{"id": i} for i in range(3)]
+    block = Block.from_rows(rows, np.array([(0, 0, i) for i in range(5)], np.int64), np.array([0, 2, 3, 5]))
+    out = MapTransform(lambda p: p if p["id"] != 1 else None).process(block, Faults())
+    assert out.sample_offsets is not None
+    assert (out.samples[:, 2].tolist(), out.sample_offsets.tolist()) == ([0, 1, 3, 4], [0, 2, 4])
+
+
+def test_what_the_function_changes_in_place_is_its_own() -> None:
+    rows = [{"tags": ["a", {"b": [1]}], "array": np.arange(2), "pair": np.ones((2, 2))}, {"tags": None}]
+
+    def change(payload: dict[str, Any]) -> dict[str, Any]:
+        if payload["tags"]:
+            payload["tags"][1]["b"].append(2)
+            payload["array"] += 1
+            payload["pair"] *= 0
+        return payload
+
+    block = block_of(rows)
+    first, second = (MapTransform(change).process(block, Faults()).to_rows()[0] for _ in range(2))
+    assert first["tags"] == second["tags"] == ["a", {"b": [1, 2]}]
+    assert first["array"].tolist() == second["array"].tolist() == [1, 2]
+    assert rows[0]["tags"] == ["a", {"b": [1]}]
+
+
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (lambda p: 1 / 0, "ZeroDivisionError: division by zero"),
+        (lambda p: [p], "returned list, expected a dict or None"),
+        (lambda p: {1: 2}, "the key 1 of type int"),
+        (lambda p: None, "returned None"),
+    ],
+)
+def test_a_failing_function_or_a_wrong_result_is_a_bad_record_with_its_cause(fn: Any, words: str) -> None:
+    with pytest.raises(RecordError, match=words):
+        MapTransform(fn, drop_none=False).process(block_of([{"id": 0}]), Faults())
+    faults = Faults("skip")
+    assert len(MapTransform(fn, drop_none=False).process(block_of([{"id": 0}, {"id": 1}]), faults)) == 0
+    assert faults.skipped == 2
+    assert words in faults.reports[1]
+
+
+def test_dropping_every_record_leaves_an_empty_block() -> None:
+    faults = Faults()
+    assert len(MapTransform(lambda p: None).process(block_of([{"id": 0}]), faults)) == 0
+    assert faults.skipped == 0
+
+
+def test_the_function_is_part_of_the_identity() -> None:
+    def adding(amount: int) -> MapTransform:
+        return MapTransform(lambda p: {"id": p["id"] + amount})
+
+    assert adding(1).describe() == adding(1).describe()
+    assert adding(1).describe() != adding(2).describe()
+    with pytest.raises(SettingError, match="fn must be a function"):
+        MapTransform("text")  # type: ignore[arg-type]

@@ -1,0 +1,301 @@
+"""Packing documents into sequences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zephon.columns import Block, Column, Fixed, Objects, Ragged
+from zephon.errors import RecordError, SettingError
+from zephon.ops.base import Accumulator, Faults, WindowKey
+from zephon.ops.pack_flat import PackFlat
+
+KEY = WindowKey(0, 0, 0, 0)
+ALGORITHMS = ("first_fit", "best_fit", "wrap")
+
+
+def block_of(documents: list[list[int]], first: int = 0, dtype: Any = np.int32, field: str = "input_ids") -> Block:
+    offsets = np.cumsum([0, *map(len, documents)])
+    values = np.array(list(chain.from_iterable(documents)), dtype)
+    samples = np.array([(0, 0, first + i) for i in range(len(documents))], np.int64).reshape(-1, 3)
+    return Block({field: Ragged(values, offsets)}, samples)
+
+
+def cuts_of(block: Block, cuts: list[int]) -> list[Block]:
+    bounds = [0, *sorted(min(c, len(block)) for c in cuts), len(block)]
+    return [block.slice(a, b) for a, b in pairwise(bounds)]
+
+
+def run(accumulator: Accumulator, blocks: list[Block], faults: Faults | None = None) -> Block:
+    faults = faults or Faults()
+    out = [made for block in blocks for made in accumulator.push(block, faults)]
+    return Block.concat([*out, *accumulator.flush(faults)])
+
+
+def plain(block: Block) -> list[Any]:
+    """Records and samples as plain values."""
+    rows = [{k: np.asarray(v).tolist() for k, v in row.items()} for row in block.to_rows()]
+    offsets = block.sample_offsets if block.sample_offsets is not None else np.arange(len(block) + 1)
+    return [(row, block.samples[a:b].tolist()) for row, (a, b) in zip(rows, pairwise(offsets.tolist()))]
+
+
+def packed(documents: list[list[int]], **settings: Any) -> tuple[list[dict[str, Any]], Accumulator]:
+    accumulator = PackFlat(**settings).accumulator(KEY)
+    return [row for row, _ in plain(run(accumulator, [block_of(documents)]))], accumulator
+
+
+def tokens_in(rows: list[dict[str, Any]]) -> list[int]:
+    return [token for row in rows for token in row["input_ids"][: row["sequence_length"]]]
+
+
+documents = st.lists(st.integers(0, 30), max_size=40).map(
+    lambda sizes: [[100 * number + at + 1 for at in range(size)] for number, size in enumerate(sizes)]
+)
+settings = st.fixed_dictionaries({
+    "max_length": st.integers(1, 16),
+    "algorithm": st.sampled_from(ALGORITHMS),
+    "num_bins": st.integers(1, 4),
+    "flush_strategy": st.sampled_from(("fifo", "fullest")),
+    "drop_oversized": st.sampled_from((None, True)),
+})  # fmt: skip
+masks = st.sampled_from((None, "all", "some"))
+
+
+def with_masks(block: Block, kind: str | None) -> Block:
+    if kind is None:
+        return block
+    mask: Column = Ragged(np.arange(len(block.fields["input_ids"].values)) % 2 == 0, block.fields["input_ids"].offsets)  # type: ignore[attr-defined]
+    if kind == "some":
+        from zephon.columns import MISSING
+
+        mask = Objects([m if i % 3 == 0 else MISSING for i, m in enumerate(mask.to_list())])
+    return block.with_fields({**block.fields, "loss_mask": mask})
+
+
+@given(documents, settings, masks, st.lists(st.integers(0, 40), max_size=6))
+def test_output_is_the_same_however_the_input_is_cut_into_pushes(
+    docs: list[list[int]], given_settings: dict[str, Any], mask: str | None, cuts: list[int]
+) -> None:
+    block = with_masks(block_of(docs), mask)
+    whole, cut = (PackFlat(**given_settings).accumulator(KEY) for _ in range(2))
+    assert plain(run(whole, [block])) == plain(run(cut, cuts_of(block, cuts)))
+    assert whole.counters == cut.counters
+
+
+@given(documents, settings)
+def test_no_token_is_lost_or_invented_and_what_is_dropped_is_counted(
+    docs: list[list[int]], given_settings: dict[str, Any]
+) -> None:
+    rows, accumulator = packed(docs, **given_settings)
+    dropped = [d for d in docs if given_settings["drop_oversized"] and len(d) > given_settings["max_length"]]
+    assert Counter(tokens_in(rows)) == Counter(chain(*docs)) - Counter(chain(*dropped))
+    assert accumulator.counters.get("dropped_tokens", 0) == sum(map(len, dropped))
+    assert accumulator.counters.get("dropped_records", 0) == len(dropped)
+    slots = len(rows) * given_settings["max_length"]
+    assert accumulator.counters.get("padding_tokens", 0) == slots - len(tokens_in(rows))
+
+
+@given(documents, settings)
+def test_positions_count_each_run_of_one_document_from_zero(
+    docs: list[list[int]], given_settings: dict[str, Any]
+) -> None:
+    rows, _ = packed(docs, **given_settings)
+    for row in rows:
+        used = row["sequence_length"]
+        assert 1 <= used <= given_settings["max_length"] == len(row["input_ids"]) == len(row["positions"])
+        ids, positions = row["input_ids"], row["positions"]
+        for at in range(used):
+            continues = at > 0 and ids[at] == ids[at - 1] + 1 and (ids[at] - 1) // 100 == (ids[at - 1] - 1) // 100
+            assert positions[at] == (positions[at - 1] + 1 if continues else 0)
+        assert positions[used:] == list(range(len(positions) - used))
+        assert ids[used:] == [0] * (len(ids) - used)
+
+
+@given(documents, st.integers(1, 16))
+def test_wrap_is_the_plain_concatenation(docs: list[list[int]], max_length: int) -> None:
+    rows, accumulator = packed(docs, max_length=max_length, algorithm="wrap")
+    assert tokens_in(rows) == list(chain(*docs))
+    assert all(row["sequence_length"] == max_length for row in rows[:-1])
+    assert accumulator.counters.get("padding_tokens", 0) < max_length
+
+
+@given(documents, settings)
+def test_each_sequence_names_the_samples_of_its_tokens_once_in_order(
+    docs: list[list[int]], given_settings: dict[str, Any]
+) -> None:
+    out = run(PackFlat(**given_settings).accumulator(KEY), [block_of(docs)])
+    for row, samples in plain(out):
+        tokens = row["input_ids"][: row["sequence_length"]]
+        assert [s[2] for s in samples] == list(dict.fromkeys((token - 1) // 100 for token in tokens))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_sample_that_comes_as_several_records_is_named_once_a_sequence(algorithm: str) -> None:
+    block = block_of([[1, 2], [3], [4], [5, 6, 7], [8]])
+    block.samples[:, 2] = [0, 7, 0, 7, 0]
+    out = run(PackFlat(16, algorithm=algorithm).accumulator(KEY), [block.slice(0, 2), block.slice(2, 5)])
+    assert [samples for _, samples in plain(out)] == [[[0, 0, 0], [0, 0, 7]]]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_records_made_of_several_samples_keep_them_all(algorithm: str) -> None:
+    block = block_of([[1, 2], [3], [4, 5]])
+    samples = np.array([(0, 0, i) for i in range(5)], np.int64)
+    made = Block(block.fields, samples, np.array([0, 2, 3, 5]))
+    out = run(PackFlat(3, algorithm=algorithm, num_bins=1).accumulator(KEY), [made])
+    assert [[s[2] for s in names] for _, names in plain(out)] == [[0, 1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_loss_mask_follows_its_tokens(algorithm: str) -> None:
+    block = block_of([[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]])
+    block = block.with_fields({**block.fields, "loss_mask": Objects([[1, 0, 1], None, [0], [0, 0, 0.5, 1]])})
+    out = run(PackFlat(8, algorithm=algorithm).accumulator(KEY), [block])
+    found = {
+        token: weight
+        for row, _ in plain(out)
+        for token, weight in zip(row["input_ids"][: row["sequence_length"]], row["loss_mask"])
+    }
+    assert found == {1: 1, 2: 0, 3: 1, 4: 1, 5: 1, 6: 0, 7: 0, 8: 0, 9: 0.5, 10: 1}
+    assert all(sum(row["loss_mask"][row["sequence_length"] :]) == 0 for row, _ in plain(out))
+
+
+def test_sequences_without_a_masked_document_have_no_loss_mask() -> None:
+    block = block_of([[1, 2], [3, 4], [5, 6]])
+    block = block.with_fields({**block.fields, "loss_mask": Objects([None, [0, 1], None])})
+    out = run(PackFlat(2, algorithm="wrap").accumulator(KEY), [block])
+    assert [row.get("loss_mask") for row, _ in plain(out)] == [None, [0, 1], None]
+
+
+@pytest.mark.parametrize("dtype", [np.uint16, np.int64, np.uint8, np.int32])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_integers_come_out_as_int32(dtype: Any, algorithm: str) -> None:
+    out = run(PackFlat(4, algorithm=algorithm).accumulator(KEY), [block_of([[1, 2, 3], [200]], dtype=dtype)])
+    for name in ("input_ids", "positions", "sequence_length"):
+        column = out.fields[name]
+        assert isinstance(column, Fixed)
+        assert column.values.dtype == np.int32
+    assert plain(out)[0][0]["input_ids"] == [1, 2, 3, 200]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [Fixed(np.array([[1, 2], [3, 4]], np.uint16)), Objects([[1, 2], [3, 4]]), Objects([np.array([1, 2]), (3, 4)])],
+)
+@pytest.mark.parametrize("field", ["input_ids", "tokens", "token_ids", "mine"])
+def test_tokens_are_found_in_every_kind_of_column_and_under_the_usual_names(column: Column, field: str) -> None:
+    block = Block({field: column}, np.zeros((2, 3), np.int64))
+    pack = PackFlat(4, algorithm="wrap", tokens_field=field if field == "mine" else "auto")
+    assert field in (pack.requires(None) or ())
+    assert plain(run(pack.accumulator(KEY), [block]))[0][0]["input_ids"] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"text": "x"}, "no such field"),
+        ({"input_ids": "abc"}, "found str"),
+        ({"input_ids": [1, "a"]}, "list of int, str"),
+        ({"input_ids": [1.5]}, "list of float"),
+        ({"input_ids": None}, "found null"),
+        ({"input_ids": 7}, "found int"),
+        ({"input_ids": [True]}, "list of bool"),
+        ({"input_ids": [2**31]}, "token ids"),
+        ({"input_ids": np.array([2**40])}, "token ids"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "1 values for 2 tokens"),
+        ({"input_ids": [1, 2], "loss_mask": "ab"}, "'loss_mask'"),
+    ],
+)
+def test_case_E3_a_record_without_proper_tokens_is_bad_and_says_why(row: dict[str, Any], words: str) -> None:
+    rows = [{"input_ids": [1, 2, 3]}, row, {"input_ids": [4]}]
+    block = Block.from_rows(rows, np.array([(0, 0, i) for i in range(3)], np.int64))
+    with pytest.raises(RecordError, match=words) as error:
+        run(PackFlat(4, algorithm="wrap").accumulator(KEY), [block])
+    assert error.value.row == 1
+    faults = Faults("skip")
+    out = run(PackFlat(4, algorithm="wrap").accumulator(KEY), [block], faults)
+    assert plain(out)[0][0]["input_ids"] == [1, 2, 3, 4]
+    assert faults.skipped == 1
+
+
+def test_oversized_documents_are_bad_records_if_neither_cutting_nor_dropping_is_allowed() -> None:
+    pack = PackFlat(4, algorithm="best_fit", drop_oversized=False)
+    with pytest.raises(RecordError, match="5 tokens, more than max_length=4"):
+        run(pack.accumulator(KEY), [block_of([[1], [1, 2, 3, 4, 5]])])
+    faults = Faults("skip")
+    out = run(pack.accumulator(KEY), [block_of([[1], [1, 2, 3, 4, 5]])], faults)
+    assert (len(out), faults.skipped) == (1, 1)
+
+
+def test_documents_below_the_minimum_are_dropped_and_counted() -> None:
+    rows, accumulator = packed([[1], [2, 3], [4, 5, 6], []], max_length=4, algorithm="wrap", min_sequence_length=2)
+    assert tokens_in(rows) == [2, 3, 4, 5, 6]
+    assert accumulator.counters["dropped_tokens"] == 1
+
+
+def test_a_bin_holds_no_more_documents_than_allowed() -> None:
+    rows, _ = packed([[1], [2], [3], [4], [5]], max_length=8, algorithm="best_fit", max_sequences_per_bin=2)
+    assert [row["sequence_length"] for row in rows] == [2, 2, 1]
+
+
+@pytest.mark.parametrize("drop_oversized", [None, True])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("flush_strategy", ["fifo", "fullest"])
+def test_case_F10_packing_loses_nothing_or_counts_it(
+    algorithm: str, flush_strategy: str, drop_oversized: bool | None
+) -> None:
+    sizes = [number % 100 + 1 for number in range(1000)]
+    sizes[500] = 10_000
+    docs = [list(range(first, first + size)) for first, size in zip(np.cumsum([0, *sizes]).tolist(), sizes)]
+    rows, accumulator = packed(
+        docs, max_length=64, algorithm=algorithm, flush_strategy=flush_strategy, drop_oversized=drop_oversized
+    )
+    found, given_tokens = Counter(tokens_in(rows)), Counter(chain(*docs))
+    assert not found - given_tokens
+    missing = given_tokens - found
+    assert accumulator.counters.get("dropped_tokens", 0) == sum(missing.values())
+    assert bool(missing) == (drop_oversized is True)
+
+
+def test_case_F11_positions_restart_at_each_boundary_and_none_is_empty() -> None:
+    docs = [[number] * size for number, size in enumerate([16, 8, 8, 1, 15])]
+    rows, _ = packed(docs, max_length=17, algorithm="wrap")
+    starts = [[at for at, position in enumerate(row["positions"]) if position == 0] for row in rows]
+    assert starts == [[0, 16], [0, 7, 15, 16], [0, 14]]
+    assert [row["sequence_length"] for row in rows] == [17, 17, 14]
+
+
+def test_positions_can_be_left_out_and_padding_has_its_own_token() -> None:
+    rows, _ = packed([[1, 2]], max_length=4, emit_positions=False, pad_token_id=9)
+    assert rows == [{"input_ids": [1, 2, 9, 9], "sequence_length": 2}]
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_length": 0}, "max_length=0"),
+        ({"max_length": 2.5}, "max_length=2.5"),
+        ({"algorithm": "magic"}, "algorithm='magic'"),
+        ({"algorithm": "best_fit_wrap"}, "not available yet"),
+        ({"num_bins": 0}, "num_bins=0"),
+        ({"flush_strategy": "lifo"}, "flush_strategy"),
+        ({"pad_token_id": -1}, "pad_token_id=-1"),
+        ({"drop_oversized": "yes"}, "drop_oversized"),
+        ({"min_sequence_length": 0}, "min_sequence_length=0"),
+        ({"max_sequences_per_bin": 0}, "max_sequences_per_bin=0"),
+        ({"max_sequences_per_bin": 3, "algorithm": "wrap"}, "max_sequences_per_bin"),
+        ({"homogeneity": "full"}, "homogeneity.*not available yet"),
+        ({"groups": {"a": []}}, "groups.*not available yet"),
+        ({"shuffle_seed": 1}, "shuffle_seed.*not available yet"),
+        ({"tokens_field": ""}, "tokens_field"),
+    ],
+)
+def test_case_E14_settings_that_make_no_sense_are_refused_by_name(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(SettingError, match=words):
+        PackFlat(**{"max_length": 8, **settings})
