@@ -1,0 +1,70 @@
+"""A client's two connections to the daemon, opened and closed together: hello, the data connection, goodbye.
+
+`end` is also what happens when a Loader is dropped or the interpreter ends: it is quiet, waits for nobody beyond a
+fraction of a second, and does nothing in a forked child, whose copies of the sockets are not the rank's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from zephon.errors import ZephonError
+from zephon.transport.endpoints import data_path
+from zephon.transport.protocol import Farewell, Goodbye, Hello, Join, Welcome
+from zephon_client.control import Control
+from zephon_client.feed import Feed
+from zephon_client.settings import Settings
+
+_FAREWELL_SECONDS = 0.6
+
+
+class Connection:
+    """Opened by its constructor. Raises DaemonUnavailable, or what the daemon refuses the hello with."""
+
+    def __init__(self, path: str, settings: Settings, start_seconds: float) -> None:
+        self._pid = os.getpid()
+        self.ended = False
+        self.control = Control(path, start_seconds)
+        try:
+            self.welcome = self.control.request(_hello(settings), Welcome, settings.timeout)
+            join = Join(self.welcome.token, self.welcome.client)
+            self.feed = Feed(
+                data_path(path), join, writable=settings.group_readers == 1, start_seconds=max(start_seconds, 0.1)
+            )
+        except BaseException:
+            self.control.close()
+            raise
+
+    def close(self) -> None:
+        """Says goodbye, hears the daemon out for a moment, and ends."""
+        if not self.ended and not self.feed.closed and os.getpid() == self._pid:
+            with contextlib.suppress(ZephonError):
+                self.control.request(self._goodbye(), Farewell, _FAREWELL_SECONDS, self.feed)
+                self.ended = True
+        self.end()
+
+    def end(self) -> None:
+        """Ends both connections without waiting for an answer. May be called again."""
+        if os.getpid() != self._pid:
+            return
+        if not self.ended and not self.feed.closed:
+            self.control.tell(self._goodbye())
+        self.ended = True
+        self.control.close()
+        self.feed.close()
+
+    def _goodbye(self) -> Goodbye:
+        return Goodbye(self.welcome.token, self.welcome.client)
+
+
+def _hello(settings: Settings) -> Hello:
+    return Hello(
+        pid=os.getpid(),
+        dp_degree=settings.dp_degree,
+        dp_group_id=settings.dp_group_id,
+        group_readers=settings.group_readers,
+        pipeline=settings.pipeline,
+        job=settings.job,
+        batches_per_step=settings.batches_per_step,
+    )

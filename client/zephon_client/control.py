@@ -1,0 +1,138 @@
+"""Requests to the daemon: one ZeroMQ DEALER socket, each request answered once by its number.
+
+`Patience` starts the wait anew; `Refused` is raised as the error that it names. An answer that nobody waits for any
+more is dropped. A request that was interrupted and is made again is not sent twice: its answer is waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import Protocol, TypeVar
+
+import zmq
+
+from zephon.errors import DaemonUnavailable
+from zephon.transport.channels import answers
+from zephon.transport.messages import decode, encode
+from zephon.transport.protocol import Patience, Refused
+from zephon_client.reported import error_of
+from zephon_client.undisturbed import Undisturbed
+
+A = TypeVar("A")
+
+_LOOK_AGAIN_SECONDS = 0.02
+_LAST_WORDS_SECONDS = 0.5
+_LINGER_MS = 200
+
+
+class Watched(Protocol):
+    """The data connection, as far as a waiting request looks at it: its end means that no answer will come."""
+
+    @property
+    def closed(self) -> bool: ...
+    def fileno(self) -> int: ...
+    def pump(self) -> None: ...
+
+
+class Control:
+    """The control connection of one client. Used by one thread, in the process that made it."""
+
+    def __init__(self, path: str, start_seconds: float) -> None:
+        """Raises DaemonUnavailable when nothing listens at `path` within `start_seconds`."""
+        self.path = path
+        _wait_for_listener(path, start_seconds)
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(f"ipc://{path}")
+        self._undisturbed = Undisturbed()
+        self._number = 0
+        self._asked: object = None
+        self._answer: object = None
+
+    def request(self, message: object, expect: type[A], timeout: float, watched: Watched | None = None) -> A:
+        """Sends a request and waits for its answer, up to `timeout` seconds since the last sign of `Patience`."""
+        if self._asked != message:
+            self._number += 1
+            self._asked, self._answer = message, None
+            self._socket.send_multipart([self._name(), encode(message)])
+        answer = self._awaited(expect, timeout, watched)
+        self._asked = self._answer = None
+        if isinstance(answer, Refused):
+            raise error_of(answer.kind, answer.text)
+        assert isinstance(answer, expect)
+        return answer
+
+    def tell(self, message: object) -> None:
+        """Sends a request whose answer nobody will wait for."""
+        self._number += 1
+        with contextlib.suppress(zmq.ZMQError):
+            self._socket.send_multipart([self._name(), encode(message)], zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Gives what was said a moment to leave, and closes. May be called again."""
+        if not self._context.closed:
+            self._socket.close(linger=_LINGER_MS)
+            self._context.term()
+
+    def _name(self) -> bytes:
+        return str(self._number).encode()
+
+    def _awaited(self, expect: type[object], timeout: float, watched: Watched | None) -> object:
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        fd = -1
+        if watched is not None and not watched.closed:
+            fd = watched.fileno()
+            poller.register(fd, zmq.POLLIN)
+        reason = ""
+        deadline = time.monotonic() + timeout
+        while True:
+            answer = self._take((expect, Refused, Patience))
+            if isinstance(answer, Patience):
+                self._answer, reason, deadline = None, answer.reason, time.monotonic() + timeout
+                continue
+            if answer is not None:
+                return answer
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._asked = None
+                said = f", and waits for {reason}" if reason else ""
+                raise DaemonUnavailable(
+                    f"the daemon on {self.path} has not answered within {timeout:g} s (expected: "
+                    f"{expect.__name__}){said}. See whether it still runs (`zephon progress --socket {self.path}`); "
+                    "restart it and the job from its last checkpoint if it does not."
+                )
+            poller.poll(max(1, int(min(left, 3600.0) * 1000)))
+            if watched is not None and fd >= 0:
+                watched.pump()
+                if watched.closed:
+                    # Nothing more to read there, so it must not wake the wait; a last answer may still be on its way.
+                    poller.unregister(fd)
+                    fd, deadline = -1, min(deadline, time.monotonic() + _LAST_WORDS_SECONDS)
+
+    def _take(self, expect: tuple[type, ...]) -> object:
+        """The answer to what was asked, if it is here; it is kept until the request has been dealt with."""
+        while self._answer is None:
+            with self._undisturbed:
+                try:
+                    number, payload = self._socket.recv_multipart(zmq.NOBLOCK)[-2:]
+                except zmq.Again:
+                    return None
+                if number == self._name():
+                    self._answer = decode(payload, expect=expect)
+        return self._answer
+
+
+def _wait_for_listener(path: str, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not answers(path, socket.SOCK_STREAM):
+        if time.monotonic() >= deadline:
+            raise DaemonUnavailable(
+                f"no daemon listens on {path} (waited {seconds:g} s). Start one with `zephon daemon RECIPE --socket "
+                f"{path}`, or run the training command under `zephon launch RECIPE -- ...`; for one in another place "
+                "name its socket (argument `socket`, or ZEPHON_SOCKET)."
+            )
+        time.sleep(_LOOK_AGAIN_SECONDS)

@@ -1,0 +1,142 @@
+"""One epoch of a run as its rank knows it: whose turn it is, what may be delivered, and the state at any point.
+
+Pure bookkeeping on messages, without I/O. `next_ready` says which batch is next, `deliver` notes that it was handed
+over, `frontiers` where every lane stands. All ranks come to the same state at the same round, because at the end of
+round j every lane of the run has delivered M + j * microbatch_size records, or all that it has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zephon.errors import ProtocolError
+from zephon.frontiers import Announcement, Frontier, frontier_at
+from zephon.lanes import RoundRobin
+from zephon.transport.protocol import Announced, BatchReady, LaneTotal, Released
+
+_FORGET_EVERY = 64
+
+
+@dataclass(slots=True)
+class Ready:
+    """A batch that lies in a slot. `batch` is kept from when it was made until it has been noted as delivered."""
+
+    at: BatchReady
+    batch: Any = None
+
+
+class Epoch:
+    """Used by one rank. `starts` has a frontier for every lane of the run, `owned` are this rank's lanes."""
+
+    def __init__(
+        self, number: int, starts: Mapping[int, Frontier], owned: Sequence[int], microbatch_size: int, drop_last: bool
+    ) -> None:
+        self.number = number
+        self.starts = dict(starts)
+        most = max(frontier.records for frontier in starts.values())
+        self.turns = RoundRobin({lane: starts[lane].records for lane in owned}, most, microbatch_size)
+        self.rounds, self.final = 0, False
+        self.touched = False
+        """Whether anything was delivered."""
+        self._drop_last = drop_last
+        self._windows: dict[int, list[Announcement]] = {lane: [f.announcement] for lane, f in starts.items()}
+        self._totals: dict[int, int] = {}
+        self._ready: dict[int, deque[Ready]] = {lane: deque() for lane in owned}
+
+    # What the engine says
+
+    def take(self, message: BatchReady | Announced | LaneTotal | Released) -> None:
+        """Notes a message of this epoch."""
+        if isinstance(message, BatchReady):
+            if message.lane not in self._ready:
+                raise ProtocolError(f"a batch of lane {message.lane} came in, which this rank does not own")
+            self._ready[message.lane].append(Ready(message))
+        elif isinstance(message, Announced):
+            windows = self._windows[message.lane]
+            # An engine that was started again may announce what is known.
+            if message.chunk > windows[-1].chunk and message.records >= windows[-1].records:
+                windows.append(Announcement(message.chunk, message.records, message.skipped))
+        elif isinstance(message, LaneTotal):
+            self._totals[message.lane] = message.records
+        else:
+            self.rounds, self.final = message.rounds, message.final
+
+    # Turns
+
+    @property
+    def lane(self) -> int:
+        """The lane whose turn it is."""
+        return self.turns.turn()
+
+    def over(self, lane: int) -> bool:
+        """Whether the epoch has no further round than those delivered; `lane` has the turn."""
+        return self.final and self.turns.round_of(lane) > self.rounds
+
+    def next_ready(self, lane: int) -> Ready | None:
+        """The batch of the lane whose turn it is, if it is here and its round is released."""
+        queue = self._ready[lane]
+        if not queue or self.turns.round_of(lane) > self.rounds:
+            return None
+        at = queue[0].at
+        first, size = self.turns.records[lane], self.turns.until(lane) - self.turns.stands[lane]
+        fits = at.records <= size if not self._drop_last else at.records == size
+        if at.first_record != first or not fits:
+            raise ProtocolError(
+                f"lane {lane}: {at.records} records from record {at.first_record} came in where {size} from {first} "
+                "are due. Use the same version of zephon on both sides."
+            )
+        return queue[0]
+
+    def ends_round(self, lane: int) -> bool:
+        """Whether the next batch, of that lane, is the last of its round."""
+        turns = self.turns
+        goal = turns.most + (turns.rounds + 1) * turns.microbatch_size
+        return turns.until(lane) == goal and all(s == goal for other, s in turns.stands.items() if other != lane)
+
+    def deliver(self, ready: Ready) -> None:
+        """Notes that the batch was handed over."""
+        lane = ready.at.lane
+        assert self._ready[lane][0] is ready
+        self._ready[lane].popleft()
+        self.touched = True
+        if self.turns.deliver(lane, ready.at.records) and self.turns.rounds % _FORGET_EVERY == 0:
+            self._forget()
+
+    def undelivered(self) -> list[BatchReady]:
+        """What came in and was not handed over; it never will be."""
+        left = [ready.at for queue in self._ready.values() for ready in queue]
+        for queue in self._ready.values():
+            queue.clear()
+        return left
+
+    # State
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all rounds of the epoch are known to be delivered."""
+        return self.touched and self.final and self.turns.at_round_end and self.turns.rounds == self.rounds
+
+    def frontiers(self) -> dict[int, Frontier]:
+        """Where the lanes stand: all of the run's at the end of a round, inside one only this rank's own."""
+        turns = self.turns
+        if not self.touched:
+            return dict(self.starts)
+        # Within the first round others may still catch up, so that M alone says nothing of their lanes.
+        if not turns.rounds or not turns.at_round_end:
+            return {lane: frontier_at(self._windows[lane], count) for lane, count in turns.records.items()}
+        stands = turns.most + turns.rounds * turns.microbatch_size
+        return {
+            lane: frontier_at(windows, turns.records.get(lane, min(stands, self._totals.get(lane, stands))))
+            for lane, windows in self._windows.items()
+        }
+
+    def _forget(self) -> None:
+        """Drops windows that no state from now on will name."""
+        stands = self.turns.most + self.turns.rounds * self.turns.microbatch_size
+        for lane, windows in self._windows.items():
+            reached = self.turns.records.get(lane, min(stands, self._totals.get(lane, stands)))
+            while len(windows) > 1 and windows[1].records <= reached:
+                del windows[0]

@@ -1,0 +1,349 @@
+"""The Loader: what a training loop iterates and takes checkpoints of.
+
+A batch counts as delivered the moment it is handed over: one assignment, right before `__next__` returns, which the
+next call turns into bookkeeping. So a Ctrl-C, at whatever point it strikes, leaves a state that names exactly the
+batches that the training loop got.
+
+States are composed here, from the rank's own counts and the windows that engines have announced; no request is made,
+so that a checkpoint can be taken even after the daemon has died.
+
+One thread at a time uses a Loader. Arrays of its batches may live and die in any.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from zephon.batches import Batch
+from zephon.errors import CheckpointError, DaemonUnavailable, SettingError, ZephonError
+from zephon.frontiers import Checkpoint, complete_checkpoint
+from zephon.lanes import check_step
+from zephon.transport import layout
+from zephon.transport.protocol import Attach, Attached, Progress, ProgressReport
+from zephon_client.connection import Connection
+from zephon_client.epoch import Epoch, Ready
+from zephon_client.output import Output
+from zephon_client.reported import error_of
+from zephon_client.run import Run
+from zephon_client.settings import Settings
+from zephon_client.undisturbed import Undisturbed
+from zephon_client.waiting import Limits, Waiting
+
+_PROGRESS_SECONDS = 3.0
+
+
+class Loader(Iterator[Batch]):
+    """The batches of this rank's group. Made by `zephon_client.connect`; a context manager.
+
+    `for batch in loader` delivers the rest of the epoch; iterating again starts the next one.
+    """
+
+    def __init__(self, path: str, settings: Settings, start_seconds: float) -> None:
+        self._path, self._settings, self._start_seconds = path, settings, start_seconds
+        self._pid = os.getpid()
+        self._undisturbed = Undisturbed()
+        self._limits = Limits(stalled=settings.timeout, hungry=min(1.0, settings.timeout / 2))
+        self._loaded: Checkpoint | None = None
+        self._allow_changed: list[str] = []
+        self._plan: Attached | None = None
+        self._run: Run | None = None
+        self._output: Output | None = None
+        self._handed: Ready | None = None
+        self._warned: set[str] = set()
+        self._closed = False
+        self._connect()
+
+    def _connect(self) -> None:
+        self._connection = Connection(self._path, self._settings, self._start_seconds)
+        # Not `__del__`: this runs at the interpreter's end too, while modules still exist, and keeps no Loader alive.
+        self._ending = weakref.finalize(self, self._connection.end)
+
+    # Iterating
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The rest of this epoch, or the next epoch if this one has ended."""
+        self._check_process()
+        return _RestOfEpoch(self)
+
+    def __next__(self) -> Batch:
+        """The next batch; StopIteration at the end of the epoch, after which the next one begins."""
+        self._check_open()
+        run, output = self._begun()
+        waiting: Waiting | None = None
+        while True:
+            epoch = run.epoch
+            with self._undisturbed:
+                self._catch_up(run)
+                lane = epoch.lane
+                over = epoch.over(lane)
+                ready = None if over else epoch.next_ready(lane)
+                copied = ready is not None and ready.batch is None and self._make(ready, epoch, output)
+            if copied:
+                self._give_back(run)
+            if ready is not None:
+                if copied and not output.copies:
+                    self._warn_of_copies(lane)
+                batch: Batch = ready.batch
+                self._handed = ready
+                return batch
+            if over:
+                self._end_epoch(run)
+                waiting = None
+                continue
+            self._check_alive()
+            if waiting is None:
+                waiting = Waiting(self._connection.feed, self._limits, self._path, lane, epoch.number)
+            waiting.step()
+
+    def _make(self, ready: Ready, epoch: Epoch, output: Output) -> bool:
+        """Makes the batch; whether it is a copy, so that its slot is free at once."""
+        slots = self._connection.feed.slots
+        copied = output.copies or slots.short(ready.at)
+        block = layout.read(slots.lease(ready.at))
+        if copied:
+            block = output.copied(block)
+        ready.batch = output.batch(
+            block,
+            lane=ready.at.lane,
+            first_record=ready.at.first_record,
+            ends_round=epoch.ends_round(ready.at.lane),
+        )
+        return copied
+
+    def _end_epoch(self, run: Run) -> None:
+        """Goes on to the next epoch; StopIteration unless the epoch was over when its state was loaded."""
+        epoch = run.epoch
+        again = run.resumed_at_end
+        nothing = not epoch.turns.rounds and not epoch.turns.most
+        with self._undisturbed:
+            for left in run.advance():
+                self._connection.feed.slots.unused(left)
+        self._give_back(run)
+        if again:
+            self._begin(run)
+            return
+        if nothing:
+            warnings.warn(
+                f"epoch {epoch.number} has no full round: a round takes {epoch.turns.microbatch_size} records from "
+                f"each of the run's {run.plan.lanes} lanes. Use fewer lanes, a smaller microbatch_size, or "
+                "batch(..., drop_last=False).",
+                stacklevel=3,
+            )
+        raise StopIteration
+
+    # The run
+
+    @property
+    def lanes(self) -> list[int]:
+        """The lanes that this rank's group owns, ascending. Asking for them gives the run its shape."""
+        self._check_process()
+        return list(self._attached().lanes)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds delivered in this run, over all its epochs."""
+        self._check_process()
+        if self._run is None:
+            return 0
+        self._settle(self._run)
+        return self._run.rounds
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batches that are delivered; after its end the next one."""
+        self._check_process()
+        if self._run is None:
+            return self._loaded.epoch if self._loaded is not None else 0
+        return self._run.epoch.number
+
+    def state_dict(self) -> dict[str, Any]:
+        """A checkpoint: plain JSON, of the whole run at the end of a round, of this group's lanes inside one."""
+        self._check_process()
+        run = self._attached()
+        with self._undisturbed:
+            self._catch_up(run)
+        checkpoint = run.checkpoint()
+        if checkpoint.missing and "partial" not in self._warned:
+            self._warned.add("partial")
+            warnings.warn(
+                f"this state was taken inside a round: it holds lanes {sorted(checkpoint.lanes)} only (complete: "
+                "false). Take states where batch.ends_round is True, or join those of all groups with "
+                "zephon.merge_checkpoints([...]).",
+                stacklevel=2,
+            )
+        # No part of it is shared with the next state, nor with the run.
+        state: dict[str, Any] = json.loads(json.dumps(checkpoint.to_json()))
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], allow_changed: Sequence[str] = ()) -> None:
+        """Resumes from a checkpoint, before the first batch. `allow_changed` names settings that may differ."""
+        self._check_open()
+        if isinstance(allow_changed, str) or not all(isinstance(name, str) for name in allow_changed):
+            raise SettingError(f'allow_changed={allow_changed!r}: must be a list of names, such as ["mixture"]')
+        loaded = complete_checkpoint(state)
+        run = self._run
+        if run is not None and (self._handed is not None or run.epoch.touched or run.rounds_before):
+            raise CheckpointError(
+                "a state cannot be loaded after the first batch was delivered: load it right after connect, before "
+                "iterating, or connect again."
+            )
+        if self._plan is not None:
+            # The run already has a shape, say because `state_dict` was asked for first: leave it and come anew.
+            self._run = self._plan = self._output = None
+            self._closed = True
+            self._ending.detach()
+            self._connection.close()
+            self._connect()
+            self._closed = False
+        self._loaded, self._allow_changed = loaded, list(allow_changed)
+
+    def progress(self) -> dict[str, Any]:
+        """What `zephon progress --json` prints. DaemonUnavailable if the daemon does not answer within seconds."""
+        self._check_open()
+        if self._run is not None:
+            with self._undisturbed:
+                self._catch_up(self._run)
+        connection, limit = self._connection, min(self._settings.timeout, _PROGRESS_SECONDS)
+        return connection.control.request(Progress(), ProgressReport, limit, connection.feed).report
+
+    def close(self) -> None:
+        """Leaves the session. Batches stay readable, and a state can still be taken. May be called again."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        try:
+            if self._run is not None and not self._connection.feed.closed:
+                with self._undisturbed:
+                    self._catch_up(self._run)
+        finally:
+            self._ending.detach()
+            self._connection.close()
+
+    def __enter__(self) -> Loader:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise ZephonError(
+            "a Loader cannot be pickled: it belongs to the process that connected. Call zephon_client.connect in the "
+            "process that reads the batches (batches themselves can be pickled)."
+        )
+
+    def __repr__(self) -> str:
+        at = "not attached" if self._run is None else f"lanes {self._run.lanes}, epoch {self._run.epoch.number}"
+        return f"Loader({self._path}, {'closed, ' if self._closed else ''}{at})"
+
+    # Inside
+
+    def _attached(self) -> Run:
+        """The run, which takes its shape now if it has none yet."""
+        if self._run is not None:
+            return self._run
+        self._check_open()
+        connection, welcome = self._connection, self._connection.welcome
+        if self._plan is None:
+            checkpoint = json.dumps(self._loaded.to_json()) if self._loaded is not None else ""
+            attach = Attach(welcome.token, welcome.client, checkpoint, self._allow_changed)
+            self._plan = connection.control.request(attach, Attached, self._settings.timeout, connection.feed)
+        plan = self._plan
+        run = Run(plan)
+        check_step(self._settings.batches_per_step, run.lanes)
+        self._output = Output(self._settings, run.dataset_names, plan.packed)
+        self._run = run
+        for text in plan.warnings:
+            warnings.warn(text, stacklevel=4)
+        return run
+
+    def _begun(self) -> tuple[Run, Output]:
+        run = self._attached()
+        if not run.begun:
+            self._begin(run)
+        assert self._output is not None
+        return run, self._output
+
+    def _begin(self, run: Run) -> None:
+        assert self._output is not None
+        self._output.prepare()
+        self._connection.feed.begin(run.epoch.number)
+        run.begun = True
+
+    def _catch_up(self, run: Run) -> None:
+        """Brings the bookkeeping up to date, without waiting. Called undisturbed."""
+        self._settle(run)
+        feed = self._connection.feed
+        feed.pump_undisturbed()
+        if feed.arrived:
+            for stale in run.take(feed.arrived):
+                feed.slots.unused(stale)
+        feed.give_back(run.epoch.number, run.epoch.turns.rounds)
+
+    def _settle(self, run: Run) -> None:
+        """Notes the batch that was handed over last."""
+        if self._handed is not None:
+            run.epoch.deliver(self._handed)
+            self._handed = None
+
+    def _give_back(self, run: Run) -> None:
+        with self._undisturbed:
+            self._connection.feed.give_back(run.epoch.number, run.epoch.turns.rounds)
+
+    def _warn_of_copies(self, lane: int) -> None:
+        if "copies" not in self._warned:
+            self._warned.add("copies")
+            warnings.warn(
+                f"the training loop holds {self._connection.feed.slots.held(lane)} batches of lane {lane}, as many as "
+                "its ring can spare: while it does, batches are delivered as private copies, which costs time and "
+                "memory. Let go of arrays that are no longer needed, or raise options(prefetch_batches=...).",
+                stacklevel=3,
+            )
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise ZephonError(
+                f"this Loader was connected by process {self._pid} and is used in its forked child {os.getpid()}: the "
+                "connection is not the child's. Connect in the child, or read batches in the parent."
+            )
+
+    def _check_open(self) -> None:
+        self._check_process()
+        if self._closed:
+            raise ZephonError("this Loader is closed. Call zephon_client.connect for another.")
+
+    def _check_alive(self) -> None:
+        """Raises what ended the run. Batches that are already here were delivered before."""
+        feed = self._connection.feed
+        if feed.failed is not None:
+            raise error_of(feed.failed.kind, feed.failed.text, feed.failed.record)
+        if feed.closed:
+            raise DaemonUnavailable(
+                f"the daemon on {self._path} has gone: its connection ended. Take state_dict() if it is wanted (it "
+                "still works), start the daemon again (`zephon launch` does so by itself) and resume from the "
+                "checkpoint."
+            )
+
+
+class _RestOfEpoch(Iterator[Batch]):
+    """One pass of a `for` loop: ends with its epoch and stays ended."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader: Loader | None = loader
+
+    def __next__(self) -> Batch:
+        if self._loader is None:
+            raise StopIteration
+        try:
+            return next(self._loader)
+        except StopIteration:
+            self._loader = None
+            raise

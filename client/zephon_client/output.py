@@ -1,0 +1,123 @@
+"""What a rank gets: a batch over its slot, or over memory of its own where it asked for pinned memory or a device."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from zephon.batches import Batch
+from zephon.columns import AnyArray, Block, Fixed, Ragged
+from zephon_client.settings import Settings
+
+
+class Output:
+    """Makes batches as the settings ask for them."""
+
+    def __init__(self, settings: Settings, dataset_names: tuple[str, ...], packed: bool) -> None:
+        self._kind = settings.output
+        self._pin, self._device = settings.pin_memory, settings.device
+        self._names, self._packed = dataset_names, packed
+
+    @property
+    def copies(self) -> bool:
+        """Whether batches are copied out of their slots in any case."""
+        return self._pin or self._device is not None
+
+    def prepare(self) -> None:
+        """Looks for a GPU if pinned memory was asked for; imports torch then, and only then."""
+        if self._pin and not _has_gpu():
+            self._pin = False
+            warnings.warn(
+                "pin_memory=True is ignored: torch finds no CUDA device in this process, and without one there is "
+                "nothing to pin memory for.",
+                stacklevel=5,
+            )
+
+    def copied(self, block: Block) -> Block:
+        """The block in memory of its own, pinned if so asked."""
+        copy = block.copy()
+        return copy.with_fields({name: _pinned(c) for name, c in copy.fields.items()}) if self._pin else copy
+
+    def batch(self, block: Block, *, lane: int, first_record: int, ends_round: bool) -> Batch:
+        """The batch over that block."""
+        batch = Batch(
+            block,
+            lane=lane,
+            first_record=first_record,
+            ends_round=ends_round,
+            dataset_names=self._names,
+            packed=self._packed,
+            output=self._kind,
+        )
+        return batch if self._device is None else DeviceBatch(batch, self._device)
+
+
+class DeviceBatch(Batch):
+    """A batch whose tensors are on a device: each field is moved when it is first touched, and then kept there.
+
+    The host's side of it (`digest`, `samples`, text) stays as it is. Copies and pickles are ordinary batches.
+    """
+
+    def __init__(self, batch: Batch, device: Any) -> None:
+        super().__init__(
+            batch.block,
+            lane=batch.lane,
+            first_record=batch.first_record,
+            ends_round=batch.ends_round,
+            dataset_names=batch.dataset_names,
+            packed=batch.packed,
+            output=batch.output,
+        )
+        self.device = device
+        self._host = batch
+        self._on_device: dict[str, Any] = {}
+
+    def __getitem__(self, field: str) -> Any:
+        if field not in self._on_device:
+            value = self._host[field]
+            if not _is_tensor(value):
+                return value
+            self._on_device[field] = value.to(self.device)
+        return self._on_device[field]
+
+    def to_training(self, **settings: Any) -> dict[str, Any]:
+        made = self._host.to_training(**settings)
+        return {name: value.to(self.device) if _is_tensor(value) else value for name, value in made.items()}
+
+    def copy(self) -> Batch:  # type: ignore[override]
+        return self._host.copy()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._host.__reduce__()
+
+
+def _has_gpu() -> bool:
+    try:
+        import torch
+    except ImportError:
+        return False
+    return bool(torch.cuda.is_available())
+
+
+def _is_tensor(value: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor)
+
+
+def _pinned(column: Any) -> Any:
+    if isinstance(column, Fixed):
+        return Fixed(_pinned_array(column.values))
+    return Ragged(_pinned_array(column.values), column.offsets) if type(column) is Ragged else column
+
+
+def _pinned_array(array: AnyArray) -> AnyArray:
+    """A copy of the array in torch's pinned memory, which it keeps alive."""
+    import torch
+
+    raw: AnyArray = torch.empty(array.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
+    out = np.ndarray(array.shape, array.dtype, raw)
+    out[...] = array
+    return out

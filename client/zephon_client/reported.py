@@ -1,0 +1,24 @@
+"""Errors that daemon and engine report, as the exceptions that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zephon import errors
+from zephon.errors import RecordError, ZephonError
+
+
+def error_of(kind: str, text: str, record: Sequence[str] = ()) -> ZephonError:
+    """The exception `kind` of `zephon.errors`; a plain ZephonError where this version knows no such class.
+
+    `record` is (dataset, shard, row, operator, cause) of a RecordError, else empty.
+    """
+    named = getattr(errors, kind, None)
+    if not isinstance(named, type) or not issubclass(named, ZephonError):
+        return ZephonError(f"{kind}: {text}")
+    if issubclass(named, RecordError):
+        if len(record) != 5:
+            return errors.RunFailed(text)
+        dataset, shard, row, operator, cause = record
+        return RecordError(dataset, shard, int(row) if row.lstrip("-").isdecimal() else -1, operator, cause)
+    return named(text)

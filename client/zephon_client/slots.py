@@ -1,0 +1,120 @@
+"""Slots of lane rings, seen from the rank: mapped memory, leases on slots, and what is to be given back.
+
+A segment is mapped once per lane and generation: writable where this rank is the only reader, so that its tensors are
+ordinary ones, else read-only. A generation is unmapped when the lane has moved on to a later one and the last of its
+slots is back; arrays that are still alive keep their memory all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zephon.errors import ProtocolError
+from zephon.transport.protocol import BatchReady, NewSegment
+from zephon.transport.rings import LeaseKeeper, SlotKey
+from zephon.transport.segments import Segment
+
+
+@dataclass
+class Mapped:
+    """One generation of a lane's ring. `out` counts the slots that came and were not given back."""
+
+    segment: Segment
+    slot_bytes: int
+    slots: int
+    out: int = 0
+
+
+class Slots:
+    """All rings of one client. `writable`: this rank is their only reader."""
+
+    def __init__(self, writable: bool) -> None:
+        self._writable = writable
+        self._keeper = LeaseKeeper()
+        self._mapped: dict[tuple[int, int], Mapped] = {}
+        self._current: dict[int, int] = {}
+        self._unused: list[SlotKey] = []
+
+    def map(self, message: NewSegment, fd: int) -> None:
+        """Maps a new segment; `fd` is used up."""
+        segment = Segment.attach(fd, self._writable, name=f"lane {message.lane} generation {message.generation}")
+        if message.slots < 1 or message.slot_bytes < 1 or message.slots * message.slot_bytes > segment.size:
+            segment.close()
+            raise ProtocolError(f"{segment.name}: {message.slots} slots of {message.slot_bytes} bytes do not fit")
+        self._mapped[message.lane, message.generation] = Mapped(segment, message.slot_bytes, message.slots)
+
+    def came(self, ready: BatchReady) -> None:
+        """Notes that a slot holds a batch for this client."""
+        mapped = self._mapped.get((ready.lane, ready.generation))
+        if mapped is None or not 0 <= ready.index < mapped.slots or not 0 <= ready.nbytes <= mapped.slot_bytes:
+            raise ProtocolError(
+                f"lane {ready.lane}: a batch of {ready.nbytes} bytes in slot {ready.index} of generation "
+                f"{ready.generation}, which is not mapped here"
+            )
+        mapped.out += 1
+        if self._current.get(ready.lane, -1) < ready.generation:
+            self._current[ready.lane] = ready.generation
+            self._unmap_drained(ready.lane)
+
+    def lease(self, ready: BatchReady) -> npt.NDArray[np.uint8]:
+        """The bytes of a batch; the slot is to be given back once no array over them lives."""
+        mapped = self._mapped[ready.lane, ready.generation]
+        key = SlotKey(ready.lane, ready.generation, ready.index)
+        offset = ready.index * mapped.slot_bytes
+        return self._keeper.lease(mapped.segment.array, offset, ready.nbytes, key, read_only=not self._writable)
+
+    def short(self, ready: BatchReady) -> bool:
+        """Whether holding one more slot of that lane would leave the engine too few to write ahead into.
+
+        All but two may be held, and two of a small ring: a plain loop still holds its last batch while it asks for
+        the next. One always stays free.
+        """
+        slots = self._mapped[ready.lane, ready.generation].slots
+        return self._keeper.held(ready.lane) >= max(min(2, slots - 1), slots - 2)
+
+    def held(self, lane: int | None = None) -> int:
+        """Slots of a lane, or of all, over which arrays live."""
+        return self._keeper.held(lane)
+
+    def slots_of(self, ready: BatchReady) -> int:
+        """How many slots the ring has that the batch lies in."""
+        return self._mapped[ready.lane, ready.generation].slots
+
+    def unused(self, ready: BatchReady) -> None:
+        """The batch will not be delivered: its slot goes back."""
+        self._unused.append(SlotKey(ready.lane, ready.generation, ready.index))
+
+    def to_return(self) -> list[list[int]]:
+        """The slots to give back since the last call, each as (lane, generation, index)."""
+        keys = self._keeper.drain()
+        if self._unused:
+            keys, self._unused = [*keys, *self._unused], []
+        for key in keys:
+            mapped = self._mapped.get((key.lane, key.generation))
+            if mapped is None:  # closed meanwhile
+                continue
+            mapped.out -= 1
+            if key.generation != self._current.get(key.lane):
+                self._unmap_drained(key.lane)
+        return [[key.lane, key.generation, key.index] for key in keys]
+
+    def close(self) -> None:
+        """Unmaps everything that no array keeps alive."""
+        for mapped in self._mapped.values():
+            mapped.segment.close()
+        self._mapped = {}
+
+    def mapped(self) -> list[tuple[int, int]]:
+        """(lane, generation) of what is mapped now."""
+        return sorted(self._mapped)
+
+    def _unmap_drained(self, lane: int) -> None:
+        current: Any = self._current[lane]
+        for key, mapped in list(self._mapped.items()):
+            if key[0] == lane and key[1] < current and not mapped.out:
+                del self._mapped[key]
+                mapped.segment.close()

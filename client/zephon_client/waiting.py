@@ -1,0 +1,83 @@
+"""How long a rank waits for a batch, and what it says when it gives up.
+
+After a second the engine is told that this rank is hungry; from then on it gives signs of life, each saying whether
+anything moves and what the lane waits for. As long as something moves the wait goes on. Time in which this very process
+was stopped (SIGSTOP, a suspended machine) does not count: each sleep counts for no more than it was meant to take.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+
+from zephon.errors import DaemonUnavailable, RunFailed, TopologyError, ZephonError
+from zephon_client.feed import Feed
+
+_OTHER_RANKS = re.compile(r"to attach|\bgroups? \[?\d")
+"""How the engine's reasons name groups or ranks that are missing."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds. `stalled`: nothing has moved; `silent`: a hungry rank has heard nothing at all."""
+
+    stalled: float
+    silent: float = 10.0
+    hungry: float = 1.0
+    look: float = 1.0
+
+
+class Waiting:
+    """One wait of one rank for one lane: call `step` until the batch is there."""
+
+    def __init__(self, feed: Feed, limits: Limits, path: str, lane: int, epoch: int) -> None:
+        self._feed, self._limits, self._path = feed, limits, path
+        self._lane, self._epoch = lane, epoch
+        self._heard, self._moved = feed.heard, feed.moved
+        self._waited = self._silent = self._stalled = 0.0
+        self._answered = False
+
+    def step(self) -> None:
+        """Sleeps until something arrives, for a second at most. Raises when the wait has no prospect."""
+        feed, limits = self._feed, self._limits
+        if feed.heard != self._heard:
+            self._heard, self._silent, self._answered = feed.heard, 0.0, self._waited >= limits.hungry
+        if feed.moved != self._moved:
+            self._moved, self._stalled = feed.moved, 0.0
+        if self._waited >= limits.hungry:
+            if self._silent >= min(limits.silent, limits.stalled):
+                raise self._no_sign()
+            if self._stalled >= limits.stalled:
+                raise self._stall() if self._answered else self._no_sign()
+            if feed.unfed:
+                feed.hungry(self._lane, self._epoch)
+        began = time.monotonic()
+        sleep = min(limits.look, limits.hungry)
+        feed.sleep(sleep)
+        slept = min(time.monotonic() - began, sleep)
+        if self._waited >= limits.hungry:
+            self._silent += slept
+        self._waited += slept
+        self._stalled += slept
+
+    def _no_sign(self) -> ZephonError:
+        return DaemonUnavailable(
+            f"the daemon on {self._path} has given no sign of life for {self._silent:.0f} s while this rank waited for "
+            f"lane {self._lane}. Its engine may be stopped or starved of CPU: see `zephon progress --socket "
+            f"{self._path}`, and restart it, and the job from its last checkpoint, if it does not come back."
+        )
+
+    def _stall(self) -> ZephonError:
+        reason = self._feed.reason or f"lane {self._lane} waits for its next batch"
+        text = f"nothing has moved for {self._stalled:.0f} s: {reason}"
+        if _OTHER_RANKS.search(reason):
+            return TopologyError(
+                f"{text}. A finite run ends on all ranks at the same step, so it needs every rank of every group: "
+                "start the missing ones with the same dp_degree and group_readers, or set options(even_ends=False) to "
+                "let each rank go to the end of its own lanes."
+            )
+        return RunFailed(
+            f"stalled: {text}. See `zephon progress --socket {self._path}` for what each lane and worker is doing; a "
+            "larger `timeout` of connect waits longer."
+        )
