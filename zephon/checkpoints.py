@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,9 @@ __all__ = ["load_checkpoint", "merge_checkpoints", "save_checkpoint"]
 def save_checkpoint(path: str | os.PathLike[str], state: Mapping[str, Any]) -> None:
     """Write a checkpoint aside, flush it to disk, and rename it: `path` holds the old one or the new one, whole."""
     target = Path(path)
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(6)}.tmp")  # ranks of several nodes may save at once
     try:
-        with aside.open("w", encoding="utf-8") as file:
+        with aside.open("x", encoding="utf-8") as file:
             json.dump(state, file, indent=1)
             file.flush()
             os.fsync(file.fileno())
