@@ -9,11 +9,11 @@ from __future__ import annotations
 import difflib
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zephon.errors import SettingError
-from zephon.lanes import CONTIGUOUS, check_topology
+from zephon.lanes import CONTIGUOUS, INTERLEAVED
 from zephon.plan import DataSettings
 from zephon.runners import RUNNERS
 
@@ -71,6 +71,13 @@ class Execution:
     deterministic: bool = True
 
 
+_TAKEN = (
+    ("canonical_replicas", "flush_every_k_chunks", "on_error", "even_ends"),
+    ("dp_degree", "dp_group_id", "mapping_strategy", "batches_per_step"),
+    ("runner", "max_workers", "prefetch_batches", "deterministic"),
+)
+
+
 def drop_ignored(
     method: str, given: Mapping[str, Any], known: Iterable[str], ignored: frozenset[str] = frozenset()
 ) -> None:
@@ -93,19 +100,13 @@ def apply_options(
     if left.get("flush_every_k_chunks") == "auto":
         left["flush_every_k_chunks"] = None
     taken = [
-        replace(
-            settings, **{f.name: left.pop(f.name) for f in fields(settings) if f.name in left and f.name in allowed}
-        )
-        for settings, allowed in (
-            (data, ("canonical_replicas", "flush_every_k_chunks", "on_error", "even_ends")),
-            (topology, ("dp_degree", "dp_group_id", "mapping_strategy", "batches_per_step")),
-            (execution, ("runner", "max_workers", "prefetch_batches", "deterministic")),
-        )
+        replace(settings, **{name: left.pop(name) for name in allowed if name in left})
+        for settings, allowed in zip((data, topology, execution), _TAKEN, strict=True)
     ]
     data, topology, execution = taken  # type: ignore[assignment]
     topology = _ranks_as_groups(topology, left, given)
-    known = [f.name for settings in taken for f in fields(settings)] + ["world_size", "global_rank"]
-    drop_ignored("options", left, known, IGNORED_OPTIONS)
+    known = [name for allowed in _TAKEN for name in allowed]
+    drop_ignored("options", left, [*known, "world_size", "global_rank"], IGNORED_OPTIONS)
     _check(data, topology, execution)
     return data, topology, execution
 
@@ -126,19 +127,26 @@ def _check(data: DataSettings, topology: Topology, execution: Execution) -> None
         "max_workers": execution.max_workers,
         "prefetch_batches": execution.prefetch_batches,
         "batches_per_step": topology.batches_per_step,
-        "dp_degree": topology.dp_degree,
     }
     for name, value in whole_from_1.items():
         if value is not None and (type(value) is not int or value < 1):
             raise SettingError(f"{name}={value!r}: must be a whole number from 1")
+    for name, value, least in (("dp_degree", topology.dp_degree, 1), ("dp_group_id", topology.dp_group_id, 0)):
+        if type(value) is not int or value < least:
+            raise SettingError(f"{name}={value!r}: must be a whole number from {least}")
     every = data.flush_every_k_chunks
     if every is not None and (type(every) is not int or every < 0):
         raise SettingError(f'flush_every_k_chunks={every!r}: must be "auto" or a whole number from 0')
-    if data.on_error not in ("raise", "skip"):
-        raise SettingError(f'on_error={data.on_error!r}: must be "raise" or "skip"')
-    if execution.runner not in RUNNERS:
-        raise SettingError(f"runner={execution.runner!r}: must be one of {', '.join(RUNNERS)}")
+    for name, flag in (("even_ends", data.even_ends), ("deterministic", execution.deterministic)):
+        if type(flag) is not bool:
+            raise SettingError(f"{name}={flag!r}: must be True or False")
+    choices = {
+        "on_error": (data.on_error, ("raise", "skip")),
+        "runner": (execution.runner, RUNNERS),
+        "mapping_strategy": (topology.mapping_strategy, (CONTIGUOUS, INTERLEAVED)),
+    }
+    for name, (choice, allowed) in choices.items():
+        if choice not in allowed:
+            raise SettingError(f"{name}={choice!r}: must be one of {', '.join(allowed)}")
     if not execution.deterministic:
         raise SettingError("deterministic=False is not available yet")
-    if data.canonical_replicas is not None:
-        check_topology(data.canonical_replicas, 1, 0, topology.mapping_strategy)

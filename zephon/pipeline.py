@@ -50,7 +50,7 @@ class Pipeline:
     def decode_text(self, parallelism: int | None = None, **ignored: Any) -> Pipeline:
         """Fields that hold bytes become str (UTF-8)."""
         drop_ignored("decode_text", ignored, ("parallelism",))
-        return self._add(DecodeText())
+        return self._add(DecodeText(), parallelism)
 
     def map_transform(
         self,
@@ -62,7 +62,7 @@ class Pipeline:
     ) -> Pipeline:
         """`fn(payload) -> payload or None` for each record; None drops it."""
         drop_ignored("map_transform", ignored, ("fn", "drop_none", "parallelism"))
-        return self._add(MapTransform(fn, drop_none=drop_none))
+        return self._add(MapTransform(fn, drop_none=drop_none), parallelism)
 
     def tokenize(
         self,
@@ -100,7 +100,8 @@ class Pipeline:
                 special_tokens=special_tokens,
                 bos_token_id=bos_token_id,
                 eos_token_id=eos_token_id,
-            )
+            ),
+            parallelism,
         )
 
     def pack_flat(self, max_length: int, *, parallelism: int | None = None, **settings: Any) -> Pipeline:
@@ -113,7 +114,7 @@ class Pipeline:
         for operator in self.operators:
             if isinstance(operator, Tokenize):
                 operator.add_attention_mask = False  # packing reads tokens only
-        return self._add(PackFlat(max_length, **{n: v for n, v in settings.items() if n in known}))
+        return self._add(PackFlat(max_length, **{n: v for n, v in settings.items() if n in known}), parallelism)
 
     def shuffle(
         self, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming", **ignored: Any
@@ -127,8 +128,10 @@ class Pipeline:
         drop_ignored("batch", ignored, ("microbatch_size", "drop_last"))
         if type(microbatch_size) is not int or microbatch_size < 1:
             raise SettingError(f"microbatch_size={microbatch_size!r}: must be a whole number from 1")
+        if type(drop_last) is not bool:
+            raise SettingError(f"drop_last={drop_last!r}: must be True or False")
         self._change()
-        self.data = replace(self.data, microbatch_size=microbatch_size, drop_last=bool(drop_last))
+        self.data = replace(self.data, microbatch_size=microbatch_size, drop_last=drop_last)
         self._batched = True
         return self
 
@@ -214,8 +217,10 @@ class Pipeline:
             self._run = self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=self._checkpoint)
         return self._run
 
-    def _add(self, operator: Operator) -> Pipeline:
+    def _add(self, operator: Operator, parallelism: int | None = None) -> Pipeline:
         self._change()
+        if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
+            raise SettingError(f"{operator.name}: parallelism={parallelism!r}: must be None or a whole number from 1")
         if self._batched:
             raise SettingError(f"{operator.name}() after batch(): batch comes last")
         self.operators.append(operator)

@@ -22,6 +22,11 @@ from zephon.work import Curriculum, MixtureChange, StaticMixtureWorkSource
 
 WINDOW_SAMPLES = 16384
 
+CHANGEABLE = ("datasets", "mixture", "operators", "source")
+"""What `allow_changed` may name."""
+
+_COUNTED_IN = ("canonical_replicas", "chunk_size", "flush_every_k_chunks")
+
 
 @dataclass(frozen=True)
 class DataSettings:
@@ -205,25 +210,33 @@ def _identity(
 
 
 def _check_identity(saved: dict[str, Any], now: dict[str, Any], allow_changed: Collection[str]) -> None:
+    if isinstance(allow_changed, str):
+        raise SettingError(f"allow_changed={allow_changed!r}: must be a list of names, such as [{allow_changed!r}]")
+    unknown = [name for name in allow_changed if name not in CHANGEABLE]
+    if unknown:
+        why = ": a checkpoint counts in it" if unknown[0] in _COUNTED_IN else ""
+        raise SettingError(f"allow_changed: {unknown[0]!r} cannot be changed{why}. Allowed: {', '.join(CHANGEABLE)}.")
     differences: dict[str, tuple[object, object]] = {}
     for name, value in now.items():
-        if name not in ("seed", "operators") and name not in allow_changed and saved.get(name) != value:
+        if name not in ("seed", "operators") and _setting(name) not in allow_changed and saved.get(name) != value:
             differences.update(_differences(name, saved.get(name), value))
     if "operators" not in allow_changed and saved.get("operators") != now["operators"] and not differences:
         differences["operators"] = (saved.get("operators"), now["operators"])
-    if "operators" in allow_changed:
-        differences = {k: v for k, v in differences.items() if not k.startswith("steps")}
     if differences:
         lines = "; ".join(f"{name}: checkpoint {a!r}, recipe {b!r}" for name, (a, b) in differences.items())
         names = sorted({_setting(name) for name in differences})
-        raise CheckpointMismatch(
-            f"the checkpoint belongs to another run: {lines}. Use the recipe and data it was taken with, or accept the "
-            f"change knowingly: load_state_dict(state, allow_changed={names!r})",
-            differences,
-        )
+        if fixed := [name for name in names if name in _COUNTED_IN]:
+            hint = f"A run keeps its {', '.join(fixed)}: leave that to the checkpoint, or start a new run."
+        else:
+            hint = (
+                "Use the recipe and data it was taken with, or accept the change knowingly: load_state_dict(state, "
+                f"allow_changed={names!r})"
+            )
+        raise CheckpointMismatch(f"the checkpoint belongs to another run: {lines}. {hint}", differences)
 
 
 def _setting(difference: str) -> str:
+    """The name that `allow_changed` has for the place of a difference."""
     top = difference.split("[", maxsplit=1)[0].split(".", maxsplit=1)[0]
     return "operators" if top == "steps" else top
 
