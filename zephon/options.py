@@ -99,11 +99,11 @@ def apply_options(
     left = dict(given)
     if left.get("flush_every_k_chunks") == "auto":
         left["flush_every_k_chunks"] = None
-    taken = [
-        replace(settings, **{name: left.pop(name) for name in allowed if name in left})
-        for settings, allowed in zip((data, topology, execution), _TAKEN, strict=True)
-    ]
-    data, topology, execution = taken  # type: ignore[assignment]
+    data_given, topology_given, execution_given = (
+        {name: left.pop(name) for name in names if name in left} for names in _TAKEN
+    )
+    data, topology = replace(data, **data_given), replace(topology, **topology_given)
+    execution = replace(execution, **execution_given)
     topology = _ranks_as_groups(topology, left, given)
     known = [name for allowed in _TAKEN for name in allowed]
     drop_ignored("options", left, [*known, "world_size", "global_rank"], IGNORED_OPTIONS)
