@@ -1,0 +1,229 @@
+"""The command `zephon`: its arguments, exit codes and one-line errors. What it does lives in the modules it calls.
+
+Exit codes: 0 done, 1 the check failed, 2 usage, 3 cannot start, 130 interrupted. `ZEPHON_DEBUG=1` shows tracebacks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import logging
+import os
+import re
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn
+
+from zephon.errors import ZephonError
+
+DONE, FAILED, USAGE, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 130
+
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit code (argparse raises SystemExit with 2)."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    debug = os.environ.get("ZEPHON_DEBUG", "") not in ("", "0")
+    logging.basicConfig(
+        level=logging.DEBUG if debug else logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr
+    )
+    warnings.showwarning = _show_warning
+    parser = _parser()
+    arguments = parser.parse_args(_before_command(given))
+    arguments.command = given[given.index("--") + 1 :] if "--" in given else []
+    try:
+        return int(arguments.run(parser, arguments))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except ZephonError as error:
+        if debug:
+            raise
+        print(f"zephon {arguments.name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return CANNOT_START
+    except BrokenPipeError:  # a reader such as `head` has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return DONE
+
+
+def size(text: str) -> int:
+    """Bytes of "512M", "4G", "1.5GiB" or a plain number."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None or float(found[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; 512M and 4G are")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
+def default_socket(recipe: str) -> str:
+    """The control socket of a daemon that was given none: a name made from the recipe's path."""
+    from zephon.recipe import split_name
+    from zephon.transport.endpoints import control_path
+
+    path = os.path.abspath(os.path.expanduser(split_name(recipe)[0]))
+    stem = re.sub(r"[^A-Za-z0-9_-]", "-", Path(path).stem)[:40]
+    return control_path(f"d-{stem}-{hashlib.sha256(os.fsencode(path)).hexdigest()[:8]}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="zephon", description="A deterministic, elastic data loader service.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.set_defaults(run=run, name=name)
+        return command
+
+    daemon = add("daemon", _daemon, "the node daemon alone, for a supervisor such as systemd")
+    _daemon_options(daemon)
+    daemon.add_argument("--socket", metavar="PATH", help="control socket (default: made from the recipe's path)")
+    daemon.add_argument("--parent", type=int, metavar="PID", help=argparse.SUPPRESS)
+    launched = add("launch", _launch, "a daemon, and a command beside it: zephon launch RECIPE [options] -- COMMAND")
+    launched.usage = "zephon launch RECIPE [options] -- COMMAND …"
+    _daemon_options(launched)
+    progress = add("progress", _progress, "how far a running daemon is, and what limits it")
+    progress.add_argument("--socket", metavar="PATH")
+    progress.add_argument("--json", action="store_true")
+    progress.add_argument("--watch", action="store_true")
+    explain = add("explain", _explain, "the plan: stages, lanes, and what each rank gets")
+    explain.add_argument("recipe", metavar="RECIPE")
+    explain.add_argument("--dp", type=_positive, metavar="N", help="for this number of groups")
+    verify = add("verify", _verify, "runs the recipe under each number of groups and compares every global step")
+    verify.add_argument("recipe", metavar="RECIPE")
+    verify.add_argument("--dp", type=_degrees, default=[8, 4, 2, 1], metavar="8,4,2,1")
+    verify.add_argument("--steps", type=_positive, metavar="N")
+    index = add("index", _index, "builds the indexes of data ahead of a run")
+    index.add_argument("paths", nargs="+", metavar="PATH")
+    checkpoint = add("checkpoint", _checkpoint, "what a checkpoint says")
+    checkpoint.add_argument("file", metavar="FILE")
+    demo = add("demo", _demo, "trains a tiny model on 4 ranks, resumes on 2 and on 1, and compares every global step")
+    demo.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    inspect = add("inspect", _inspect, "the samples of a global step (not available yet)")
+    inspect.add_argument("rest", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _daemon_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="recipe.py, or recipe.py:name")
+    parser.add_argument("--workers", type=_positive, metavar="N", help="worker processes (default: cores allowed)")
+    parser.add_argument("--memory", type=size, metavar="SIZE", help="bound on shared memory, such as 4G")
+    for name in ("--metrics-port", "--coordinator"):
+        parser.add_argument(name, help=argparse.SUPPRESS)
+
+
+def _before_command(given: list[str]) -> list[str]:
+    return given[: given.index("--")] if "--" in given else given
+
+
+def _refuse_unavailable(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    for name in ("metrics_port", "coordinator"):
+        if getattr(arguments, name) is not None:
+            _unavailable(parser, "--" + name.replace("_", "-"))
+
+
+def _unavailable(parser: argparse.ArgumentParser, what: str) -> NoReturn:
+    parser.error(f"{what} is not available yet")
+
+
+def _daemon(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from setproctitle import setproctitle
+
+    from zephon.transport.endpoints import control_path
+    from zephon_daemon.daemon import Settings, serve
+
+    _refuse_unavailable(parser, arguments)
+    setproctitle(f"zephon daemon {arguments.recipe}")
+    socket = control_path(arguments.socket) if arguments.socket else default_socket(arguments.recipe)
+    workers = arguments.workers or len(os.sched_getaffinity(0))
+    return serve(Settings(arguments.recipe, socket, workers, arguments.memory, arguments.parent))
+
+
+def _launch(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from zephon_daemon.launch import launch
+
+    _refuse_unavailable(parser, arguments)
+    if not arguments.command:
+        parser.error("launch needs a command after `--`: zephon launch RECIPE -- torchrun …")
+    options = [
+        *(["--workers", str(arguments.workers)] if arguments.workers else []),
+        *(["--memory", str(arguments.memory)] if arguments.memory else []),
+    ]
+    return launch(arguments.recipe, options, arguments.command)
+
+
+def _progress(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from zephon_daemon.progress import show
+
+    if arguments.watch:
+        _unavailable(parser, "--watch")
+    print(show(arguments.socket, arguments.json))
+    return DONE
+
+
+def _explain(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from zephon.recipe import load_recipe
+
+    recipe = load_recipe(arguments.recipe)
+    print(recipe.pipeline().explain(dp_degree=arguments.dp))
+    if len(recipe.names) > 1:
+        print(f"other pipelines of this recipe: {', '.join(recipe.names[1:])}")
+    return DONE
+
+
+def _verify(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    steps = {} if arguments.steps is None else {"steps": arguments.steps}
+    return int(import_module("zephon.verify").main(arguments.recipe, dp=arguments.dp, **steps) or DONE)
+
+
+def _index(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from zephon.datasets import Dataset
+
+    for path in arguments.paths:
+        dataset = Dataset.from_path(Path(path).name or path, path)
+        print(f"{path}: {dataset.total} rows in {dataset.shard_count} shards")
+    return DONE
+
+
+def _checkpoint(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from zephon.checkpoints import load_checkpoint
+    from zephon.frontiers import parse_checkpoint
+
+    checkpoint = parse_checkpoint(load_checkpoint(arguments.file))
+    records = [frontier.records for frontier in checkpoint.lanes.values()]
+    lanes, missing = checkpoint.canonical_replicas, checkpoint.missing
+    state = f"partial: lanes {missing} are missing" if missing else "complete"
+    print(f"epoch {checkpoint.epoch}, {lanes} lanes, {state}")
+    print(f"delivered: {sum(records)} records, {min(records)} to {max(records)} a lane")
+    for dataset in checkpoint.identity.get("datasets") or []:
+        if isinstance(dataset, dict):
+            print(f"  dataset {dataset.get('name')}: {dataset.get('rows')} rows in {dataset.get('shards')} shards")
+    plain = {k: v for k, v in checkpoint.identity.items() if isinstance(v, (str, int, float, bool)) or k == "mixture"}
+    print("  " + ", ".join(f"{name} {value}" for name, value in sorted(plain.items())))
+    print("  lane      chunk     offset    records  skipped")
+    for lane, at in sorted(checkpoint.lanes.items()):
+        print(f"  {lane:>4} {at.chunk:>10} {at.offset:>10} {at.records:>10} {at.skipped:>8}")
+    return DONE
+
+
+def _demo(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    return int(import_module("zephon_daemon.demo").main(arguments.rest) or DONE)
+
+
+def _inspect(parser: argparse.ArgumentParser, _: argparse.Namespace) -> int:
+    _unavailable(parser, "inspect")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 is expected")
+    return int(text)
+
+
+def _degrees(text: str) -> list[int]:
+    return [_positive(each.strip()) for each in text.split(",")]
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"zephon: warning: {' '.join(str(message).split())}", file=sys.stderr)

@@ -1,0 +1,209 @@
+"""`zephon progress`: the daemon's part of the report, asking for it, and its text."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import psutil
+import zmq
+
+from zephon import errors
+from zephon.errors import DaemonUnavailable, ZephonError
+from zephon.transport.endpoints import control_path, running_daemons
+from zephon.transport.messages import decode, encode
+from zephon.transport.protocol import Patience, Progress, ProgressReport, Refused
+
+ANSWER_SECONDS = 10.0
+
+_READY = ("the trainer", "its ranks")
+"""How the reasons begin for which a lane waits for training, and not for data."""
+
+
+class Rates:
+    """Delivered records a second of each run, between two reports."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[float, int]] = {}
+
+    def add(self, report: dict[str, Any], now: float) -> None:
+        """Adds `records_per_second` and `over_seconds` to the runs of an engine's report."""
+        for number, run in enumerate(report.get("runs") or []):
+            key = f"{number} {run.get('pipeline')}"
+            delivered = sum(lane.get("delivered", 0) for lane in run.get("lanes") or [])
+            then, before = self._before.get(key, (now, delivered))
+            if now > then and delivered >= before:
+                run["records_per_second"] = (delivered - before) / (now - then)
+                run["over_seconds"] = now - then
+            if now - then >= 5.0 or key not in self._before or delivered < before:
+                self._before[key] = now, delivered
+
+
+def memory_of(pids: Mapping[str, int]) -> dict[str, int]:
+    """Bytes of memory that each process has to itself, shared pages counted by share (PSS). Ended ones are left out."""
+    found = {}
+    for name, pid in pids.items():
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+                line = next(line for line in file if line.startswith(b"Pss:"))
+            found[name] = int(line.split()[1]) * 1024
+        except (OSError, StopIteration):
+            try:
+                found[name] = psutil.Process(pid).memory_info().rss
+            except psutil.Error:
+                continue
+    return found
+
+
+def ask(socket: str | None, timeout: float = ANSWER_SECONDS) -> dict[str, Any]:
+    """The report of the daemon on `socket`, else on $ZEPHON_SOCKET, else of the user's only running daemon."""
+    path = _find(socket)
+    context = zmq.Context()
+    dealer = context.socket(zmq.DEALER)
+    dealer.setsockopt(zmq.LINGER, 0)
+    try:
+        dealer.connect(f"ipc://{path}")
+        dealer.send_multipart([b"1", encode(Progress())])
+        deadline = time.monotonic() + timeout
+        while (left := deadline - time.monotonic()) > 0:
+            if not dealer.poll(int(left * 1000) + 1):
+                continue
+            answer = decode(dealer.recv_multipart()[1], expect=(ProgressReport, Patience, Refused))
+            if isinstance(answer, ProgressReport):
+                return answer.report
+            if isinstance(answer, Refused):
+                kind = getattr(errors, answer.kind, ZephonError)
+                raise kind(answer.text) if issubclass(kind, ZephonError) else ZephonError(answer.text)
+    finally:
+        dealer.close()
+        context.term()
+    raise DaemonUnavailable(f"no daemon answered on {path} within {timeout:g} s. Is it running?")
+
+
+def show(socket: str | None, as_json: bool) -> str:
+    """The report, as `zephon progress` prints it."""
+    report = ask(socket)
+    return json.dumps(report, indent=1) if as_json else text(report)
+
+
+def text(report: Mapping[str, Any]) -> str:
+    """The report for people. Keys that are not there are left out."""
+    daemon = report.get("daemon") or {}
+    lines = [
+        f"zephon daemon {daemon.get('pid', '?')}, up {_duration(daemon.get('uptime', 0))}: {daemon.get('recipe', '?')}",
+        f"  control socket {daemon.get('socket', '?')}",
+    ]
+    clients = report.get("clients") or []
+    if clients:
+        names = ", ".join(
+            f"group {c.get('group')} (process {c.get('pid')}{'' if c.get('attached') else ', not attached yet'})"
+            for c in clients
+        )
+        lines.append(f"  {len(clients)} clients: {names}")
+    else:
+        lines.append("  no clients")
+    lines += [f"  waits: {reason}" for reason in report.get("waiting") or []]
+    engine = report.get("engine")
+    if engine is None:
+        lines.append(f"  engine: {report.get('engine_state', 'no report')}")
+    for run in (engine or {}).get("runs") or []:
+        lines += _run(run)
+    lines += _workers(report, engine or {})
+    memory = report.get("memory") or {}
+    if memory:
+        shares = ", ".join(f"{name} {_size(size)}" for name, size in _grouped(memory))
+        lines.append(f"memory: {_size(sum(memory.values()))} ({shares})")
+    found = (engine or {}).get("errors") or []
+    lines += [f"error: {' '.join(str(each).split())[:300]}" for each in found]
+    return "\n".join(lines)
+
+
+def _run(run: Mapping[str, Any]) -> list[str]:
+    lanes = run.get("lanes") or []
+    rate = run.get("records_per_second")
+    speed = f", {rate:.1f} records/s over the last {run.get('over_seconds', 0):.0f} s" if rate is not None else ""
+    epochs = sorted({lane.get("epoch", 0) for lane in lanes})
+    epoch = ", ".join(map(str, epochs)) or "?"
+    lines = [f"pipeline {run.get('pipeline', '?')}: epoch {epoch}, {len(lanes)} lanes{speed}"]
+    if run.get("mixture"):
+        lines.append(f"  mixture: {json.dumps(run['mixture'])}")
+    if lanes:
+        lines.append("  lane  delivered   produced    samples  skipped  in work  slots free  waits for")
+    lines += [
+        f"  {lane.get('lane', '?'):>4} {lane.get('delivered', 0):>10} {lane.get('produced', 0):>10} "
+        f"{lane.get('samples', 0):>10} {lane.get('skipped', 0):>8} {lane.get('in_work', 0):>8} "
+        f"{lane.get('ring_free', 0):>5}/{lane.get('ring_slots', 0):<5} {lane.get('waits_for') or '-'}"
+        for lane in lanes
+    ]
+    counters: Counter[str] = Counter()
+    for lane in lanes:
+        counters.update(lane.get("counters") or {})
+    if counters:
+        lines.append("  " + ", ".join(f"{name} {count}" for name, count in sorted(counters.items())))
+    if run.get("failed"):
+        lines.append(f"  failed: {run['failed']}")
+    elif lanes:
+        lines.append(f"  limit: {limit(lane.get('waits_for') for lane in lanes)}")
+    return lines
+
+
+def limit(reasons: Iterable[str | None]) -> str:
+    """What a run's speed depends on now, from what its lanes wait for."""
+    found = [reason or "nothing" for reason in reasons]
+    common, count = Counter(found).most_common(1)[0]
+    if common.startswith(_READY):
+        return f"training: {count} of {len(found)} lanes have batches ready and wait for {common}"
+    if "attach" in common:
+        return f"ranks: {count} of {len(found)} lanes wait for {common}"
+    return f"data: {count} of {len(found)} lanes wait for {common}"
+
+
+def _workers(report: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
+    workers = engine.get("workers") or []
+    died = report.get("workers_died", 0)
+    if not workers and not died:
+        return []
+    tasks = sum(worker.get("tasks", 0) for worker in workers)
+    busy = sum(worker.get("busy_seconds", 0.0) for worker in workers)
+    return [f"{len(workers)} workers: {tasks} tasks, {busy:.1f} s at work, {died} died and were replaced"]
+
+
+def _find(socket: str | None) -> str:
+    given = socket or os.environ.get("ZEPHON_SOCKET")
+    if given:
+        return control_path(given)
+    found = running_daemons()
+    if len(found) == 1:
+        return found[0].control_path
+    if not found:
+        raise DaemonUnavailable("no daemon of this user is running. Start one with `zephon daemon` or `zephon launch`.")
+    names = "; ".join(f"{each.control_path} ({each.recipe})" for each in found)
+    raise DaemonUnavailable(f"several daemons are running; name one with --socket or ZEPHON_SOCKET: {names}")
+
+
+def _grouped(memory: Mapping[str, int]) -> list[tuple[str, int]]:
+    sizes: Counter[str] = Counter()
+    for name, size in memory.items():
+        sizes["workers" if name.startswith("worker ") else name] += size
+    return list(sizes.items())
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def _duration(seconds: float) -> str:
+    whole = int(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

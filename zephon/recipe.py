@@ -1,0 +1,129 @@
+"""Recipes: Python files that define pipelines, named as `recipe.py` or `recipe.py:name`.
+
+A recipe is executed once, as a module of a name of its own and never as `__main__`. Its folder is on the path while
+its code runs, so that it may import what lies beside it. Nothing is written into that folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import linecache
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from itertools import count
+from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING
+
+from zephon.errors import RecipeError
+
+if TYPE_CHECKING:
+    from zephon.pipeline import Pipeline
+
+DEFAULT = "pipeline"
+"""The pipeline that is meant where none is named."""
+
+_numbers = count(1)
+
+
+class Recipe:
+    """An executed recipe. Pipelines are those of its module's top level, and what functions return that are asked for.
+
+    With `recipe.py:name`, the pipeline called "pipeline" is the one of that name.
+    """
+
+    def __init__(self, path: str, module: ModuleType, chosen: str) -> None:
+        from zephon.pipeline import Pipeline
+
+        self.path, self.module, self.chosen = path, module, chosen
+        found = [name for name, value in vars(module).items() if isinstance(value, Pipeline)]
+        self._made: dict[str, Pipeline] = {}
+        self.names: list[str] = [DEFAULT, *(name for name in found if name not in (DEFAULT, chosen))]
+        """The pipelines by name, the default one first."""
+        if not isinstance(vars(module).get(chosen), (Pipeline, FunctionType)):
+            others = ", ".join(found)
+            hint = f"; it defines {others}: use {path}:{found[0]}" if found else ""
+            raise RecipeError(f"{path} defines no pipeline {chosen!r}{hint}. Assign it a zephon.Pipeline at top level.")
+
+    def pipeline(self, name: str = DEFAULT) -> Pipeline:
+        """A pipeline by name; a function that makes one is called, once. `RecipeError` if there is none."""
+        if name not in self._made:
+            self._made[name] = self._make(self.chosen if name == DEFAULT else name)
+        return self._made[name]
+
+    def _make(self, name: str) -> Pipeline:
+        from zephon.pipeline import Pipeline
+
+        value = vars(self.module).get(name)
+        if isinstance(value, FunctionType):
+            with _folder_on_path(self.path), _errors_of(self.path):
+                value = value()
+            if not isinstance(value, Pipeline):
+                raise RecipeError(f"{self.path}: {name}() returned {type(value).__name__}, not a zephon.Pipeline")
+        if not isinstance(value, Pipeline):
+            near = difflib.get_close_matches(name, self.names, 1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            raise RecipeError(f"{self.path} has no pipeline {name!r}; it has {', '.join(self.names)}{hint}")
+        return value
+
+
+def split_name(recipe: str) -> tuple[str, str]:
+    """`path` and the pipeline's name of `path` or `path:name`. A file whose own name has a colon wins."""
+    path, colon, name = recipe.rpartition(":")
+    if colon and name.isidentifier() and not os.path.exists(recipe):
+        return path, name
+    return recipe, DEFAULT
+
+
+def load_recipe(recipe: str) -> Recipe:
+    """Execute the recipe `path` or `path:name`. `RecipeError` says in one line what is wrong with it, and where."""
+    given, chosen = split_name(recipe)
+    path = os.path.abspath(os.path.expanduser(given))
+    if path.endswith(".toml"):
+        raise RecipeError(f"{given}: recipes in TOML are not available yet; write the pipeline in Python")
+    try:
+        with open(path, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        raise RecipeError(f"{given}: cannot read the recipe: {error.strerror}") from error
+    name = f"zephon_recipe_{sha256(os.fsencode(path)).hexdigest()[:12]}_{next(_numbers)}"
+    module = ModuleType(name)
+    module.__file__ = path
+    sys.modules[name] = module  # pickle and inspect look functions up by their module's name
+    linecache.checkcache(path)
+    try:
+        with _folder_on_path(path), _errors_of(path):
+            exec(compile(source, path, "exec"), module.__dict__)
+        return Recipe(path, module, chosen)
+    except BaseException:
+        del sys.modules[name]
+        raise
+
+
+@contextmanager
+def _folder_on_path(path: str) -> Iterator[None]:
+    folder = os.path.dirname(path)
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+@contextmanager
+def _errors_of(path: str) -> Iterator[None]:
+    """Whatever the recipe raises becomes one line that names the recipe's own line."""
+    try:
+        yield
+    except SyntaxError as error:
+        where = error.filename or path
+        raise RecipeError(f"{where}:{error.lineno or 0}: {type(error).__name__}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = f":{frames[-1].lineno}" if frames else ""
+        text = " ".join(str(error).split()) or "raised"
+        raise RecipeError(f"{path}{line}: {type(error).__name__}: {text}") from error
