@@ -129,6 +129,7 @@ class Client:
     since: float
     pid: int
     joined: bool = False
+    handed_over: bool = False
     run: int | None = None
     """Its run, once it is attached."""
 
@@ -209,7 +210,7 @@ class Sessions:
             return []
         out: list[Instruction] = [Forget(number)]
         self._waiting = [w for w in self._waiting if not (isinstance(w.request, Attach) and w.request.client == number)]
-        if client.run is not None and client.joined and not told_by_engine:
+        if client.handed_over and not told_by_engine:
             out.append(ToEngine(DropReader(number)))
         return [*out, *self._end_idle_runs(), *self._retry(now)]
 
@@ -421,8 +422,9 @@ class Sessions:
         return replace(run.plan, owned=owned, warnings=list(dict.fromkeys(warnings)))
 
     def _hand_over(self, client: Client) -> list[Instruction]:
-        if client.run is None or not client.joined:
+        if client.run is None or not client.joined or client.handed_over:
             return []
+        client.handed_over = True
         hello = client.hello
         return [HandOver(AddReader(client.run, client.number, hello.dp_group_id, hello.group_readers))]
 
