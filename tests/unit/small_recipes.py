@@ -121,7 +121,12 @@ STEP_LISTS: list[tuple[str, ...]] = [
     ("tokenize", "wrap"),
 ]
 
-ENDS: list[dict[str, Any]] = [{}, {"stop_after_passes": 2}, {"exhausted_policy": "stop"}, {"exhausted_policy": "repeat"}]
+ENDS: list[dict[str, Any]] = [
+    {},
+    {"stop_after_passes": 2},
+    {"exhausted_policy": "stop"},
+    {"exhausted_policy": "repeat"},
+]
 
 
 @st.composite
@@ -212,7 +217,9 @@ class Lockstep:
             for group in range(dp)
         ]
         self.records: dict[int, list[Block]] = {lane: [] for lane in range(self.plan.lanes)}
-        self.begins: dict[int, int] = {lane: (checkpoint.lanes[lane].records if checkpoint else 0) for lane in self.records}
+        self.begins: dict[int, int] = {
+            lane: (checkpoint.lanes[lane].records if checkpoint else 0) for lane in self.records
+        }
 
     def take(self, group: int) -> bool:
         """One batch of a group; False at its end."""

@@ -49,7 +49,9 @@ def assert_lanes(parts: dict[int, list[Block]], lanes: dict[int, Block], ends: d
 
 
 TOPOLOGIES = st.sampled_from([8, 4, 3, 2, 1])
-LEGS = st.lists(st.tuples(TOPOLOGIES, st.integers(1, 4), st.lists(st.integers(0, 7), max_size=25)), min_size=1, max_size=3)
+LEGS = st.lists(
+    st.tuples(TOPOLOGIES, st.integers(1, 4), st.lists(st.integers(0, 7), max_size=25)), min_size=1, max_size=3
+)
 
 
 @settings(max_examples=40)
@@ -166,10 +168,18 @@ def test_batches_have_one_digest_however_they_were_produced(steps):
     """`batch.digest`, over fields, shapes, dtypes and bytes: not of records joined, but of each batch as delivered."""
     digests = set()
     for runner, workers, task_samples in (("inline", 1, 512), ("inline", 1, 1), ("threads", 3, 2)):
-        run = Lockstep(Recipe(steps=steps, rows=(50, 31), weights=(2, 1)), 1, runner=runner, workers=workers, task_samples=task_samples)
+        run = Lockstep(
+            Recipe(steps=steps, rows=(50, 31), weights=(2, 1)),
+            1,
+            runner=runner,
+            workers=workers,
+            task_samples=task_samples,
+        )
         found = []
         while (batch := run.groups[0].next_batch()) is not None:
-            found.append((batch.lane, batch.first_record, batch.ends_round, batch.digest, tuple(map(str, batch.samples))))
+            found.append(
+                (batch.lane, batch.first_record, batch.ends_round, batch.digest, tuple(map(str, batch.samples)))
+            )
         run.close()
         assert found
         digests.add(tuple(found))
