@@ -59,7 +59,8 @@ def _compare(where: str, before: Sequence[SampleBatch], after: Sequence[SampleBa
         at, found = f"{where}, batch {len(before) + number}", again.next_batch()
         if found is None:
             left = sum(map(len, after[number:]))
-            assert inside and not left, f"{at}: the data ended, {left} records before its end"
+            assert not left, f"{at}: the data ended, {left} records before its end"
+            assert inside, f"{at}: the epoch ended, without the restore it has further (empty) batches"
             return
         if not inside:
             for name in ("lane", "first_record", "ends_round"):
