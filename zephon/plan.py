@@ -21,6 +21,7 @@ from zephon.ops.base import Operator, Stateful, Stateless
 from zephon.work import Curriculum, MixtureChange, StaticMixtureWorkSource
 
 WINDOW_SAMPLES = 16384
+CURRICULA_KEPT = 4
 
 CHANGEABLE = ("datasets", "mixture", "operators", "source")
 """What `allow_changed` may name."""
@@ -55,6 +56,7 @@ class Plan:
     mixture_changes: tuple[MixtureChange, ...] = ()
     changed_at: int | None = None
     """The sample of every lane at which the mixture changes, where this very resolution changed it."""
+    _curricula: dict[int, Curriculum] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def front(self) -> tuple[Stateless, ...]:
@@ -97,7 +99,13 @@ class Plan:
 
     def curriculum(self, epoch: int) -> Curriculum:
         """Which sample each place of each lane holds in one epoch."""
-        return self.source.curriculum(self.seed, epoch, self.lanes, self.chunk_size, self.mixture_changes)
+        known = self._curricula.get(epoch)
+        if known is None:
+            if len(self._curricula) >= CURRICULA_KEPT:
+                self._curricula.clear()
+            known = self.source.curriculum(self.seed, epoch, self.lanes, self.chunk_size, self.mixture_changes)
+            self._curricula[epoch] = known
+        return known
 
     def lane_totals(self, epoch: int) -> dict[int, int] | None:
         """The number of records of each lane, where arithmetic alone says it; None if not, or if the run is endless."""

@@ -10,7 +10,6 @@ in one thread, fed in order.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import NamedTuple
 
 from zephon.columns import Block
@@ -72,7 +71,6 @@ class Front:
 
     def __init__(self, plan: Plan) -> None:
         self.plan, self.operators, self.fields = plan, plan.front, plan.fields
-        self._curriculum = lru_cache(maxsize=4)(plan.curriculum)
 
     def setup(self) -> None:
         for operator in self.operators:
@@ -82,16 +80,10 @@ class Front:
         """The records that a task's samples become. Raises `RecordError` unless bad records are to be skipped."""
         datasets = self.plan.source.datasets
         faults = Faults(self.plan.settings.on_error, datasets)
-        pointers = self._curriculum(task.epoch).lane_pointers(task.lane, task.low, task.high)
+        pointers = self.plan.curriculum(task.epoch).lane_pointers(task.lane, task.low, task.high)
         block = read(datasets, pointers, self.fields, faults)
         block = through(self.operators, block, faults)
         return Outcome(block, faults.skipped, faults.reports)
-
-    def __getstate__(self) -> Plan:
-        return self.plan
-
-    def __setstate__(self, plan: Plan) -> None:
-        self.__init__(plan)  # type: ignore[misc]
 
 
 def through(operators: tuple[Stateless, ...], block: Block, faults: Faults) -> Block:

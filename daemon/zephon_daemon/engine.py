@@ -24,7 +24,7 @@ from typing import Any
 
 import cloudpickle
 
-from zephon.errors import ProtocolError, RunFailed, ZephonError
+from zephon.errors import MemoryLimit, ProtocolError, RunFailed, ZephonError
 from zephon.frontiers import complete_checkpoint
 from zephon.lanes import check_topology
 from zephon.pipeline import Pipeline
@@ -377,7 +377,14 @@ class Engine:
                 live.segments.pop((order.lane, order.generation)).close()
 
     def _make_ring(self, live: LiveRun, order: MakeRing) -> None:
-        segment = Segment.create(f"zephon-lane-{order.lane}", order.slot_bytes * order.slots)
+        size, budget = order.slot_bytes * order.slots, self._settings.get("memory")
+        used = sum(segment.size for run in self._runs.values() for segment in run.segments.values())
+        if budget is not None and used + size > budget:
+            raise MemoryLimit(
+                f"lane {order.lane} needs a ring of {size} bytes ({order.slots} slots), and the rings have {used} of the "
+                f"{budget} bytes of --memory. Raise it, or lower options(prefetch_batches=...) or microbatch_size."
+            )
+        segment = Segment.create(f"zephon-lane-{order.lane}", size)
         live.segments[order.lane, order.generation] = segment
         payload = encode(p.NewSegment(order.lane, order.generation, order.slot_bytes, order.slots))
         for client in order.clients:

@@ -23,7 +23,9 @@ from zephon_daemon.run import DropRing, MakeRing, Run, Tell, Write
 from zephon_daemon.scheduler import DEATHS, Scheduler
 
 
-def pipeline(rows: int, *, shuffle: int, drop: bool, microbatch: int, drop_last: bool, even_ends: bool = True) -> Pipeline:
+def pipeline(
+    rows: int, *, shuffle: int, drop: bool, microbatch: int, drop_last: bool, even_ends: bool = True
+) -> Pipeline:
     data = Dataset.from_dict("d", {"0": InMemoryShard([{"id": i, "t": "x" * (i % 7)} for i in range(rows)])})
     recipe = Pipeline(StaticMixtureWorkSource([data], mixture=None, seed=1, chunk_size=3))
     if drop:
@@ -105,10 +107,14 @@ class Rank:
 class World:
     """Workers, memory and ranks around a run; every choice is the seed's."""
 
-    def __init__(self, plan: Plan, dp: int, seed: int, checkpoint: Checkpoint | None, readers: int, early: bool) -> None:
+    def __init__(
+        self, plan: Plan, dp: int, seed: int, checkpoint: Checkpoint | None, readers: int, early: bool
+    ) -> None:
         self.random = random.Random(seed)
         groups = tuple(range(dp)) if early else ()
-        self.run = Run(plan, dp_degree=dp, checkpoint=checkpoint, groups=groups, task_samples=self.random.choice([1, 2, 5]))
+        self.run = Run(
+            plan, dp_degree=dp, checkpoint=checkpoint, groups=groups, task_samples=self.random.choice([1, 2, 5])
+        )
         self.front = Front(plan)
         self.scheduler = Scheduler()
         self.workers = 0
@@ -181,7 +187,9 @@ class World:
         if self.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
             layout_free = outcome.block.copy()
             self.do(self.run.outcome(work.task.lane, work.task.epoch, work.number, outcome._replace(block=layout_free)))
-            for column in layout_free.fields.values():  # the memory was lent: what is still needed must have been copied
+            for (
+                column
+            ) in layout_free.fields.values():  # the memory was lent: what is still needed must have been copied
                 if getattr(column, "values", None) is not None and isinstance(column.values, np.ndarray):
                     column.values.flags.writeable = True
                     column.values.fill(77)
@@ -264,7 +272,9 @@ def test_every_interleaving_delivers_the_reference_and_all_ranks_end_together(
             world.do(world.run.begin(rank.client, rank.epoch))
 
 
-@given(seed=st.integers(0, 10**6), rounds=st.integers(1, 8), shuffle=st.sampled_from([0, 5]), dp=st.sampled_from([1, 2, 6]))
+@given(
+    seed=st.integers(0, 10**6), rounds=st.integers(1, 8), shuffle=st.sampled_from([0, 5]), dp=st.sampled_from([1, 2, 6])
+)
 def test_a_restored_run_goes_on_where_the_checkpoint_says(seed: int, rounds: int, shuffle: int, dp: int) -> None:
     def make() -> Pipeline:
         return pipeline(200, shuffle=shuffle, drop=True, microbatch=2, drop_last=True)
