@@ -381,7 +381,7 @@ class Engine:
         used = sum(segment.size for run in self._runs.values() for segment in run.segments.values())
         if budget is not None and used + size > budget:
             raise MemoryLimit(
-                f"lane {order.lane} needs a ring of {size} bytes ({order.slots} slots), and the rings have {used} of the "
+                f"lane {order.lane} needs a ring of {size} bytes ({order.slots} slots); the rings have {used} of the "
                 f"{budget} bytes of --memory. Raise it, or lower options(prefetch_batches=...) or microbatch_size."
             )
         segment = Segment.create(f"zephon-lane-{order.lane}", size)
