@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from zephon.errors import SettingError, TopologyError
+from zephon.errors import CheckpointError, SettingError, TopologyError
 
 CONTIGUOUS, INTERLEAVED = "contiguous", "interleaved"
 
@@ -56,11 +56,13 @@ def window_start(lane: int, lanes: int, chunks_per_window: int, window: int) -> 
 
 
 def window_at(lane: int, lanes: int, chunks_per_window: int, chunk: int) -> int:
-    """The number of the window that begins at lane-local chunk `chunk`; `SettingError` if none begins there."""
+    """The number of the window that begins at lane-local chunk `chunk`; `CheckpointError` if none begins there."""
     first = window_start(lane, lanes, chunks_per_window, 1)
     window = 0 if chunk == 0 else 1 + (chunk - first) // chunks_per_window
     if window_start(lane, lanes, chunks_per_window, window) != chunk:
-        raise SettingError(f"lane {lane}: chunk {chunk} is not the first of a window (flush_every={chunks_per_window})")
+        raise CheckpointError(
+            f"lane {lane}: chunk {chunk} is not the first of a window (flush_every_k_chunks={chunks_per_window})"
+        )
     return window
 
 

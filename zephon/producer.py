@@ -43,6 +43,8 @@ class LaneProducer:
         self._chain: Chain | None = None
         self._faults = Faults(plan.settings.on_error, plan.source.datasets)
         self._plan_window()
+        if not self._windows:
+            self._check_end()
 
     @property
     def ended(self) -> bool:
@@ -128,7 +130,11 @@ class LaneProducer:
             self._plan_window()
         if self._windows:
             self.announcements.append(Announcement(self._windows[0][0].chunk, self._made, self.skipped))
-        elif self.stream.to_drop:
+        else:
+            self._check_end()
+
+    def _check_end(self) -> None:
+        if self.stream.to_drop:
             raise CheckpointError(
                 f"lane {self.lane} ends {self.stream.to_drop} records before the place that the checkpoint names: the "
                 "data are not those it was taken with"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from zephon.errors import SettingError, TopologyError
+from zephon.errors import CheckpointError, SettingError, TopologyError
 from zephon.lanes import (
     RoundRobin,
     batch_end,
@@ -89,7 +89,7 @@ def test_windows_tile_a_lane_and_only_the_first_is_shorter(lanes, every, data):
     assert lengths[1:] == [every] * 6
     assert [window_at(lane, lanes, every, chunk) for chunk in starts] == list(range(8))
     for chunk in set(range(starts[-1])) - set(starts):
-        with pytest.raises(SettingError, match=f"lane {lane}: chunk {chunk}"):
+        with pytest.raises(CheckpointError, match=f"lane {lane}: chunk {chunk}"):
             window_at(lane, lanes, every, chunk)
 
 
