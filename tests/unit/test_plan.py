@@ -1,4 +1,4 @@
-"""The plan: what is left open is resolved once, a checkpoint's word is kept, and every difference is refused by name."""
+"""The plan: what is left open is resolved once, a checkpoint is kept to, and every difference is refused by name."""
 
 from __future__ import annotations
 
