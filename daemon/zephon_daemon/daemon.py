@@ -237,9 +237,8 @@ class Daemon:
             self._carry_out(self._sessions.tick(now))
         for channel in [channel for channel, since in self._joining.values() if now - since >= JOIN_SECONDS]:
             self._drop_joining(channel)
-        for number in [number for number, (_, deadline) in self._reports.items() if deadline <= now]:
-            ask, _ = self._reports.pop(number)
-            self._answer(ask, p.ProgressReport(self._report(None, f"gave no report within {REPORT_SECONDS:g} s")))
+        late = [number for number, (_, deadline) in self._reports.items() if deadline <= now]
+        self._give_up_reports(late, f"gave no report within {REPORT_SECONDS:g} s")
 
     # Signals
 
@@ -298,6 +297,7 @@ class Daemon:
             self._watched_engine = self._watched_server = -1
             self._supervision.lose_engine(how)
             self._carry_out(self._sessions.engine_died(how, time.monotonic()))
+            self._give_up_reports(list(self._reports), f"died ({how}), a new one is started")
 
     def _update_watches(self) -> None:
         server = self._supervision.fileno()
@@ -500,6 +500,11 @@ class Daemon:
         if found is not None:
             self._rates.add(message.report, time.monotonic())
             self._answer(found[0], p.ProgressReport(self._report(message.report, "running")))
+
+    def _give_up_reports(self, numbers: list[int], state: str) -> None:
+        for number in numbers:
+            ask, _ = self._reports.pop(number)
+            self._answer(ask, p.ProgressReport(self._report(None, state)))
 
     def _report(self, engine: dict[str, Any] | None, state: str) -> dict[str, Any]:
         return {

@@ -19,6 +19,7 @@ import secrets
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -105,8 +106,8 @@ class _Launch:
             self._daemon.kill()
         self._daemon.wait()
         self._close_pipe()
-        for path in (self._socket, data_path(self._socket)):
-            if os.path.exists(path) and not answers(path):
+        for path, kind in ((self._socket, socket.SOCK_STREAM), (data_path(self._socket), socket.SOCK_SEQPACKET)):
+            if os.path.exists(path) and not answers(path, kind):
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(path)
 

@@ -29,6 +29,9 @@ from zephon_daemon.lifelines import adopt_orphans, describe_end
 QUICK_SECONDS = 1.0
 """A worker that lived shorter than that died of its start."""
 
+QUICK_DEATHS = 8
+"""Such deaths in a row, for each worker wanted, after which no more are started."""
+
 ENGINE_STARTS = 3
 """Engines in a row that may die before they are ready."""
 
@@ -66,9 +69,10 @@ class Supervision:
         path: Sequence[str] = (),
         targets: Targets | None = None,
         clock: Callable[[], float] = time.monotonic,
+        make_server: Callable[..., ForkServer] = ForkServer,
     ) -> None:
         self._recipe, self._settings, self._path = recipe, settings, path
-        self._targets, self._clock = targets or Targets(), clock
+        self._targets, self._clock, self._make_server = targets or Targets(), clock, make_server
         self._server: ForkServer | None = None
         self._workers: dict[int, _Worker] = {}
         self._numbers = 0
@@ -205,7 +209,7 @@ class Supervision:
             self._quick_deaths, delay = 0, 0.0
         else:
             self._quick_deaths += 1
-            if self._quick_deaths > 10 + 6 * self._wanted:
+            if self._quick_deaths >= QUICK_DEATHS * self._wanted:
                 raise CannotGoOn(f"{self._quick_deaths} workers in a row died within a second of their start: {how}")
             delay = min(5.0, 0.1 * 2 ** (self._quick_deaths // max(1, self._wanted)))
         self._start_workers_at.append(now + delay)
@@ -229,7 +233,7 @@ class Supervision:
     def _start_engine(self) -> None:
         self._start_engine_at = None
         if self._server is None:
-            self._server = ForkServer(path=self._path)
+            self._server = self._make_server(path=self._path)
             self._server.start()
         mine, its = pair()
         try:
