@@ -23,7 +23,7 @@ from zephon_client.undisturbed import Undisturbed
 A = TypeVar("A")
 
 _LOOK_AGAIN_SECONDS = 0.02
-_LAST_WORDS_SECONDS = 0.5
+_LAST_WORDS_SECONDS = 1.0
 _LINGER_MS = 200
 
 
@@ -83,12 +83,13 @@ class Control:
     def _awaited(self, expect: type[object], timeout: float, watched: Watched | None) -> object:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        fd = -1
-        if watched is not None and not watched.closed:
+        fd, reason = -1, ""
+        deadline = time.monotonic() + timeout
+        if watched is not None and watched.closed:
+            deadline = min(deadline, time.monotonic() + _LAST_WORDS_SECONDS)
+        elif watched is not None:
             fd = watched.fileno()
             poller.register(fd, zmq.POLLIN)
-        reason = ""
-        deadline = time.monotonic() + timeout
         while True:
             answer = self._take((expect, Refused, Patience))
             if isinstance(answer, Patience):
@@ -99,11 +100,13 @@ class Control:
             left = deadline - time.monotonic()
             if left <= 0:
                 self._asked = None
-                said = f", and waits for {reason}" if reason else ""
+                gone = watched is not None and watched.closed
+                limit = "since its other connection ended" if gone else f"within {timeout:g} s"
+                said = f", and last waited for {reason}" if reason else ""
                 raise DaemonUnavailable(
-                    f"the daemon on {self.path} has not answered within {timeout:g} s (expected: "
-                    f"{expect.__name__}){said}. See whether it still runs (`zephon progress --socket {self.path}`); "
-                    "restart it and the job from its last checkpoint if it does not."
+                    f"the daemon on {self.path} has not answered {limit} (expected: {expect.__name__}){said}. See "
+                    f"whether it still runs (`zephon progress --socket {self.path}`); if it does not, start it again, "
+                    "and the job from its last checkpoint."
                 )
             poller.poll(max(1, int(min(left, 3600.0) * 1000)))
             if watched is not None and fd >= 0:

@@ -36,6 +36,8 @@ from zephon_client.undisturbed import Undisturbed
 from zephon_client.waiting import Limits, Waiting
 
 _PROGRESS_SECONDS = 3.0
+_HEAR_EVERY = 8
+"""Batches that are delivered, at most, from what is here already, before the connection is looked at again."""
 
 
 class Loader(Iterator[Batch]):
@@ -55,6 +57,7 @@ class Loader(Iterator[Batch]):
         self._run: Run | None = None
         self._output: Output | None = None
         self._handed: Ready | None = None
+        self._unheard = 0
         self._warned: set[str] = set()
         self._closed = False
         self._connect()
@@ -79,16 +82,21 @@ class Loader(Iterator[Batch]):
         while True:
             epoch = run.epoch
             with self._undisturbed:
-                self._catch_up(run)
+                self._settle(run)
                 lane = epoch.lane
-                over = epoch.over(lane)
-                ready = None if over else epoch.next_ready(lane)
-                copied = ready is not None and ready.batch is None and self._make(ready, epoch, output)
-            if copied:
+                ready = epoch.next_ready(lane)
+                self._unheard += 1
+                if ready is None or self._unheard > _HEAR_EVERY:
+                    self._hear(run)
+                    ready = epoch.next_ready(lane)
                 self._give_back(run)
+                over = ready is None and epoch.over(lane)
+                copied = ready is not None and ready.batch is None and self._make(ready, epoch, output)
+                if copied:
+                    self._give_back(run)
             if ready is not None:
                 if copied and not output.copies:
-                    self._warn_of_copies(lane)
+                    self._warn_of_copies(ready)
                 batch: Batch = ready.batch
                 self._handed = ready
                 return batch
@@ -124,7 +132,7 @@ class Loader(Iterator[Batch]):
         with self._undisturbed:
             for left in run.advance():
                 self._connection.feed.slots.unused(left)
-        self._give_back(run)
+            self._give_back(run)
         if again:
             self._begin(run)
             return
@@ -281,12 +289,8 @@ class Loader(Iterator[Batch]):
     def _catch_up(self, run: Run) -> None:
         """Brings the bookkeeping up to date, without waiting. Called undisturbed."""
         self._settle(run)
-        feed = self._connection.feed
-        feed.pump_undisturbed()
-        if feed.arrived:
-            for stale in run.take(feed.arrived):
-                feed.slots.unused(stale)
-        feed.give_back(run.epoch.number, run.epoch.turns.rounds)
+        self._hear(run)
+        self._give_back(run)
 
     def _settle(self, run: Run) -> None:
         """Notes the batch that was handed over last."""
@@ -294,16 +298,26 @@ class Loader(Iterator[Batch]):
             run.epoch.deliver(self._handed)
             self._handed = None
 
-    def _give_back(self, run: Run) -> None:
-        with self._undisturbed:
-            self._connection.feed.give_back(run.epoch.number, run.epoch.turns.rounds)
+    def _hear(self, run: Run) -> None:
+        """Takes in what has arrived."""
+        self._unheard = 0
+        feed = self._connection.feed
+        feed.pump_undisturbed()
+        if feed.arrived:
+            for stale in run.take(feed.arrived):
+                feed.slots.unused(stale)
 
-    def _warn_of_copies(self, lane: int) -> None:
+    def _give_back(self, run: Run) -> None:
+        """Returns the slots over which no array lives any more."""
+        self._connection.feed.give_back(run.epoch.number, run.epoch.turns.rounds)
+
+    def _warn_of_copies(self, ready: Ready) -> None:
         if "copies" not in self._warned:
             self._warned.add("copies")
+            slots, lane = self._connection.feed.slots, ready.at.lane
             warnings.warn(
-                f"the training loop holds {self._connection.feed.slots.held(lane)} batches of lane {lane}, as many as "
-                "its ring can spare: while it does, batches are delivered as private copies, which costs time and "
+                f"the training loop holds {slots.held(lane)} batches of lane {lane}, whose ring has "
+                f"{slots.slots_of(ready.at)} slots, so batches are delivered as private copies, which costs time and "
                 "memory. Let go of arrays that are no longer needed, or raise options(prefetch_batches=...).",
                 stacklevel=3,
             )

@@ -8,9 +8,18 @@ passed to its handler right after. Waiting itself stays outside, and is interrup
 from __future__ import annotations
 
 import signal
+import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
+
+# CPython's own functions, where there are such: those of `signal` turn numbers into enum members and back, which takes
+# ten times as long, and a batch is not to wait for that.
+_fast: Any = sys.modules.get("_signal", signal)
+_get_handler: Callable[[int], Any] = _fast.getsignal
+_set_handler: Callable[[int, Any], Any] = _fast.signal
+_SIGINT = int(signal.SIGINT)
 
 
 class Undisturbed:
@@ -23,17 +32,17 @@ class Undisturbed:
         self._came: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
-        handler = signal.getsignal(signal.SIGINT)
+        handler = _get_handler(_SIGINT)
         if callable(handler) and threading.get_ident() == threading.main_thread().ident:
             self._handler, self._came = handler, None
-            signal.signal(signal.SIGINT, self._note)
+            _set_handler(_SIGINT, self._note)
 
     def __exit__(self, *_: object) -> None:
         handler = self._handler
         if handler is None:
             return
         self._handler = None
-        signal.signal(signal.SIGINT, handler)
+        _set_handler(_SIGINT, handler)
         if self._came is not None:
             came, self._came = self._came, None
             handler(*came)

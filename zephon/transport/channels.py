@@ -45,6 +45,9 @@ _BUFFER = 8 * MAX_DESCRIPTOR
 _BACKLOG = 128
 _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
+# Plain numbers: joining the members of an enum takes longer than the system call.
+_READ_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_CMSG_CLOEXEC)
+_WRITE_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 _RETRY_SECONDS = 0.02
 _LOCK_SECONDS = 10.0
 
@@ -172,9 +175,7 @@ class Channel:
 
     def _read(self) -> tuple[bytes, list[int], int]:
         # Not socket.recv_fds and send_fds: before Python 3.12 they drop the flags they are given.
-        payload, ancillary, flags, _ = self._socket.recvmsg(
-            MAX_DESCRIPTOR, _FDS_SPACE, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
-        )
+        payload, ancillary, flags, _ = self._socket.recvmsg(MAX_DESCRIPTOR, _FDS_SPACE, _READ_FLAGS)
         fds = array("i")
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -182,13 +183,12 @@ class Channel:
         return payload, fds.tolist(), flags
 
     def _transmit(self, payload: bytes, fds: Sequence[int]) -> bool:
-        flags = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
         try:
             if fds:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
-                self._socket.sendmsg([payload], [rights], flags)
+                self._socket.sendmsg([payload], [rights], _WRITE_FLAGS)
             else:
-                self._socket.send(payload, flags)
+                self._socket.send(payload, _WRITE_FLAGS)
         except OSError as error:
             if error.errno in _FULL:
                 return False

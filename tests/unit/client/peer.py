@@ -6,12 +6,13 @@ It speaks `zephon.transport.protocol` and produces made-up lanes: record `i` of 
 """
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +195,8 @@ class Peer:
         while self._open:
             for key, _ in self._selector.select(0.5):
                 key.data()
-            try:
+            with contextlib.suppress(BlockingIOError):
                 os.eventfd_read(self._wake)
-            except BlockingIOError:
-                pass
             self._requests()
             while self._orders:
                 order, result, done = self._orders.pop(0)
@@ -217,6 +216,7 @@ class Peer:
         self._listener.close()
         self._router.close()
         self._context.term()
+        Path(self.path).unlink(missing_ok=True)
         self._selector.close()
         os.close(self._wake)
 
@@ -280,8 +280,12 @@ class Peer:
             self.said.append(message)
             if isinstance(message, p.Join):
                 self._unnamed.remove(channel)
-                self.guests[message.client].channel = channel
-                continue
+                if message.client in self.guests:
+                    self.guests[message.client].channel = channel
+                    continue
+                self._selector.unregister(channel)  # said goodbye before this connection was looked at
+                channel.close()
+                return
             client = next(number for number, guest in self.guests.items() if guest.channel is channel)
             if isinstance(message, p.Begin):
                 self._begin(client, message.epoch)
@@ -365,7 +369,7 @@ class Peer:
         assert self.starts is not None
         ring = self.rings.get(lane)
         if ring is None:
-            nbytes = PAGE * -(-measure(self._block(lane, 0, 0, shape.microbatch)).total // PAGE)
+            nbytes = PAGE * -(-measure(self._block(lane, 0, 0, shape.microbatch)).nbytes // PAGE)
             ring = self.rings[lane] = Ring(RingWriter(nbytes, shape.slots), {}, set())
         if ring.epoch != epoch:
             start = self.starts[lane].records if epoch == self.first_epoch else 0
@@ -387,12 +391,12 @@ class Peer:
                 if until > last or (shape.drop_last and high < until):
                     return
             layout = measure(self._block(epoch, lane, ring.written, high))
-            slot = ring.writer.acquire(layout.total)
+            slot = ring.writer.acquire(layout.nbytes)
             assert slot is not None
-            layout.write(ring.segments[slot.generation].array[slot.offset : slot.offset + layout.total])
+            layout.write(ring.segments[slot.generation].array[slot.offset : slot.offset + layout.nbytes])
             ring.writer.publish(slot, readers)
             ready = p.BatchReady(
-                lane, epoch, slot.generation, slot.index, layout.total, ring.written, high - ring.written
+                lane, epoch, slot.generation, slot.index, layout.nbytes, ring.written, high - ring.written
             )
             for reader in readers:
                 self._tell(reader, ready)
@@ -417,7 +421,3 @@ class Peer:
             "raw": Bytes(*joined([b"x" * (number % 3) for number in numbers.tolist()])),
         }
         return canonical(Block(fields, rows.reshape(-1, 3)))
-
-
-def with_shape(shape: Shape, **changes: Any) -> Shape:
-    return replace(shape, **changes)

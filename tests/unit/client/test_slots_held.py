@@ -1,0 +1,127 @@
+"""Batches that the training loop keeps: never overwritten, never a stuck run, and no memory kept for nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.unit.client.peer import Peer, ids
+from zephon.transport import protocol as p
+
+Make = Callable[..., Peer]
+Join = Callable[..., Any]
+
+
+def returned(peer: Peer) -> list[list[int]]:
+    return [slot for message in peer.heard(p.Returned) for slot in message.slots]
+
+
+def test_a_plain_loop_over_one_lane_reads_shared_memory_in_place(make_peer: Make, join: Join) -> None:
+    peer = make_peer(lanes=1, microbatch=2, slots=4)
+    loader = join(peer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        batch = next(loader)
+        for _ in range(30):
+            batch = next(loader)
+    writer = peer.rings[0].segments[0].array
+    peer.do(lambda: writer.fill(0))
+    assert not batch["id"].any()  # the very bytes of the slot
+
+
+@pytest.mark.parametrize("slots", [1, 2, 3, 4, 8])
+def test_case_C9_batches_kept_in_a_list_stay_as_they_were_with_one_warning(
+    make_peer: Make, join: Join, slots: int
+) -> None:
+    loader = join(make_peer(lanes=1, microbatch=2, slots=slots))
+    with pytest.warns(UserWarning, match="private copies") as caught:
+        kept = [next(loader) for _ in range(50)]
+    assert len(caught) == 1
+    loader.close()
+    del loader
+    for number, batch in enumerate(kept):
+        assert batch["id"].tolist() == ids(0, 2 * number, 2 * number + 2)
+        assert list(batch["text"]) == [f"record {2 * number}", f"record {2 * number + 1}"]
+
+
+def test_a_private_copy_gives_its_slot_back_at_once(make_peer: Make, join: Join) -> None:
+    peer = make_peer(lanes=1, microbatch=2, slots=4)
+    loader = join(peer)
+    kept = [next(loader), next(loader)]
+    with pytest.warns(UserWarning, match="holds 2 batches of lane 0"):
+        kept.append(next(loader))
+    peer.until(lambda: returned(peer) == [[0, 0, 2]])
+
+
+def test_case_C11_keeping_batches_takes_no_descriptors(make_peer: Make, join: Join) -> None:
+    loader = join(make_peer(lanes=2, microbatch=2))
+    kept = [next(loader) for _ in range(4)]
+    before = len(os.listdir("/proc/self/fd"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kept += [next(loader) for _ in range(300)]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_slot_is_held_by_any_array_taken_out_of_its_batch_and_returned_after_the_last(
+    make_peer: Make, join: Join
+) -> None:
+    peer = make_peer(lanes=1, microbatch=2, slots=8)
+    loader = join(peer)
+    text = next(loader)["text"]
+    row = next(loader)["input_ids"][1, 1:]
+    for _ in range(12):
+        next(loader)
+    loader.progress()
+    assert {index for _, _, index in returned(peer)} == set(range(2, 8))
+    assert (list(text), row.tolist()) == (["record 0", "record 1"], [3, 3])
+    del text, row
+    gc.collect()
+    loader.progress()
+    peer.until(lambda: {index for _, _, index in returned(peer)} == set(range(8)))
+
+
+def test_a_lane_that_regrows_is_unmapped_once_its_old_slots_are_back(make_peer: Make, join: Join) -> None:
+    peer = make_peer(lanes=1, microbatch=2, slots=4)
+    loader = join(peer)
+    kept = next(loader)
+    peer.regrow(0, slots=6)
+    got = [next(loader)["id"].tolist() for _ in range(12)]
+    assert got == [ids(0, 2 * n, 2 * n + 2) for n in range(1, 13)]
+    mapped = loader._connection.feed.slots.mapped
+    assert mapped() == [(0, 0), (0, 1)]
+    assert kept["id"].tolist() == ids(0, 0, 2)
+    del kept
+    next(loader)
+    assert mapped() == [(0, 1)]
+
+
+def test_a_pickled_batch_is_a_copy_and_a_loader_is_not_pickled(make_peer: Make, join: Join) -> None:
+    peer = make_peer(lanes=1, microbatch=2)
+    loader = join(peer)
+    batch = pickle.loads(pickle.dumps(next(loader)))
+    next(loader)
+    next(loader)
+    loader.progress()
+    peer.until(lambda: [0, 0, 0] in returned(peer))
+    assert (batch["id"].tolist(), batch.lane) == (ids(0, 0, 2), 0)
+    with pytest.raises(Exception, match="cannot be pickled"):
+        pickle.dumps(loader)
+
+
+def test_arrays_outlive_a_loader_that_was_dropped_without_being_closed(make_peer: Make, join: Join) -> None:
+    from zephon_client import connect
+
+    peer = make_peer(lanes=1, microbatch=2)
+    loader = connect(peer.path, output="numpy")
+    array = next(loader)["input_ids"]
+    del loader
+    gc.collect()
+    peer.until(lambda: peer.heard(p.Goodbye) and not peer.guests)
+    assert array.tolist() == [[0] * 3, [1] * 3]
