@@ -17,7 +17,12 @@ from zephon.lanes import CONTIGUOUS, INTERLEAVED
 from zephon.plan import DataSettings
 from zephon.runners import RUNNERS
 
-IGNORED_EVERYWHERE = frozenset({"placement"})
+IGNORED_EVERYWHERE = frozenset(
+    {
+        "placement", "use_fast", "padding", "return_tensors", "warmup_growth", "obsolete_drain_rate", "span_source",
+        "indexable", "calibration_replayable",
+    }
+)  # fmt: skip
 IGNORED_OPTIONS = frozenset(
     [
         "run_id",
@@ -79,7 +84,11 @@ _TAKEN = (
 
 
 def drop_ignored(
-    method: str, given: Mapping[str, Any], known: Iterable[str], ignored: frozenset[str] = frozenset()
+    method: str,
+    given: Mapping[str, Any],
+    known: Iterable[str],
+    ignored: frozenset[str] = frozenset(),
+    stacklevel: int = 3,
 ) -> None:
     """Warn once about arguments of mechanisms that this design does not have; `TypeError` for unknown ones."""
     ignored = ignored | IGNORED_EVERYWHERE
@@ -89,7 +98,8 @@ def drop_ignored(
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise TypeError(f"{method}() has no argument {name!r}{hint}")
     if given:
-        warnings.warn(f"{method}(): ignored, this design has no such mechanism: {', '.join(given)}", stacklevel=3)
+        names = ", ".join(given)
+        warnings.warn(f"{method}(): ignored, this design has no such mechanism: {names}", stacklevel=stacklevel)
 
 
 def apply_options(
@@ -106,7 +116,7 @@ def apply_options(
     execution = replace(execution, **execution_given)
     topology = _ranks_as_groups(topology, left, given)
     known = [name for allowed in _TAKEN for name in allowed]
-    drop_ignored("options", left, [*known, "world_size", "global_rank"], IGNORED_OPTIONS)
+    drop_ignored("options", left, [*known, "world_size", "global_rank"], IGNORED_OPTIONS, stacklevel=4)
     _check(data, topology, execution)
     return data, topology, execution
 

@@ -42,7 +42,7 @@ class Pipeline:
         self.execution = Execution()
         self._batched = False
         self._checkpoint: Checkpoint | None = None
-        self._allow_changed: tuple[str, ...] = ()
+        self._allow_changed: Collection[str] = ()
         self._run: EmbeddedRun | None = None
 
     # Building
@@ -83,9 +83,7 @@ class Pipeline:
         **ignored: Any,
     ) -> Pipeline:
         """Text in `field` to token ids in `input_ids`."""
-        drop_ignored(
-            "tokenize", ignored, Tokenize.__init__.__annotations__, frozenset({"use_fast", "padding", "return_tensors"})
-        )
+        drop_ignored("tokenize", ignored, Tokenize.__init__.__annotations__)
         return self._add(
             Tokenize(
                 tokenizer,
@@ -110,7 +108,7 @@ class Pipeline:
         """
         known = PackFlat.__init__.__annotations__
         ignored = {name: value for name, value in settings.items() if name not in known}
-        drop_ignored("pack_flat", ignored, known, frozenset({"warmup_growth", "obsolete_drain_rate", "span_source"}))
+        drop_ignored("pack_flat", ignored, known)
         for operator in self.operators:
             if isinstance(operator, Tokenize):
                 operator.add_attention_mask = False  # packing reads tokens only
@@ -167,10 +165,14 @@ class Pipeline:
         return self._running().checkpoint()
 
     def restore(self, ckpt: Mapping[str, Any], *, allow_changed: Collection[str] = ()) -> Pipeline:
-        """Go on from a checkpoint, taken here or under the daemon. A run that has begun is left for it."""
+        """Go on from a checkpoint, taken here or under the daemon. A run that has begun is left for it.
+
+        One that is refused (`CheckpointError`, `CheckpointMismatch`) changes nothing.
+        """
+        checkpoint = complete_checkpoint(ckpt)
+        run = self._start(checkpoint, allow_changed)
         self.close()
-        self._checkpoint, self._allow_changed = complete_checkpoint(ckpt), tuple(allow_changed)
-        self._running()
+        self._run, self._checkpoint, self._allow_changed = run, checkpoint, allow_changed
         return self
 
     def close(self) -> None:
@@ -196,9 +198,12 @@ class Pipeline:
         if warning:
             warnings.warn(warning, stacklevel=3)
         check_step(self.topology.batches_per_step, owned_lanes(plan.lanes, dp_degree, group, strategy))
-        return EmbeddedRun(
-            plan, self._pool(plan), dp_degree=dp_degree, group=group, strategy=strategy, checkpoint=checkpoint
-        )
+        pool = self._pool(plan)
+        try:
+            return EmbeddedRun(plan, pool, dp_degree=dp_degree, group=group, strategy=strategy, checkpoint=checkpoint)
+        except BaseException:
+            pool.close()
+            raise
 
     def _pool(self, plan: Plan) -> Pool:
         workers = self.execution.max_workers or len(os.sched_getaffinity(0))
@@ -212,10 +217,12 @@ class Pipeline:
 
     def _running(self) -> EmbeddedRun:
         if self._run is None:
-            plan = self.plan(checkpoint=self._checkpoint, allow_changed=self._allow_changed)
-            where = self.topology
-            self._run = self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=self._checkpoint)
+            self._run = self._start(self._checkpoint, self._allow_changed)
         return self._run
+
+    def _start(self, checkpoint: Checkpoint | None, allow_changed: Collection[str]) -> EmbeddedRun:
+        plan, where = self.plan(checkpoint=checkpoint, allow_changed=allow_changed), self.topology
+        return self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=checkpoint)
 
     def _add(self, operator: Operator, parallelism: int | None = None) -> Pipeline:
         self._change()
