@@ -10,6 +10,7 @@ in one thread, fed in order.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from zephon.columns import Block
@@ -70,7 +71,8 @@ class Front:
     """Reading and the leading stateless operators: what runs on workers. Picklable; set up where it runs."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self.operators, self.fields = plan, plan.front, plan.fields
+        self.plan = replace(plan)  # with no curriculum kept, so that equal plans pickle to equal bytes
+        self.operators, self.fields = plan.front, plan.fields
 
     def setup(self) -> None:
         for operator in self.operators:

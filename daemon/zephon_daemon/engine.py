@@ -10,6 +10,7 @@ connection ends.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import selectors
@@ -23,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import numpy as np
 
 from zephon.errors import MemoryLimit, ProtocolError, RunFailed, ZephonError
 from zephon.frontiers import complete_checkpoint
@@ -42,6 +44,7 @@ from zephon_daemon.worker import failure
 
 TICK_SECONDS = 1.0
 TASKS_AHEAD_LOCAL = 2
+STAGES_KEPT = 4
 
 
 @dataclass
@@ -54,7 +57,18 @@ class LiveRun:
     run: Run
     segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
     pool: Pool | None = None
+    stage: int | None = None
     failed: p.Failed | None = None
+
+
+@dataclass
+class Stage:
+    """A pickled front for the workers. Runs of the same plan share one, so that workers stay warm from run to run."""
+
+    number: int
+    digest: bytes
+    nbytes: int
+    memory: Segment
 
 
 @dataclass
@@ -88,7 +102,8 @@ class Engine:
         self._workers: dict[int, WorkerPort] = {}
         self._clients: dict[int, ClientPort] = {}
         self._scheduler = Scheduler()
-        self._stages: dict[int, Segment] = {}
+        self._stages: dict[int, Stage] = {}
+        self._stage_numbers = 0
         self._local: deque[tuple[Hashable, int, Future[Outcome]]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._errors: deque[str] = deque(maxlen=50)
@@ -216,12 +231,31 @@ class Engine:
             credit = TASKS_AHEAD_LOCAL * live.pool.ahead
             self._scheduler.add(("local", order.run), lambda run, mine=order.run: run == mine, credit)  # type: ignore[misc]
         else:
-            pickled = cloudpickle.dumps(front, protocol=5)
-            stage = Segment.create(f"zephon-stage-{order.run}", len(pickled))
-            stage.array[: len(pickled)] = memoryview(pickled)
-            self._stages[order.run] = stage
-            self._stage_bytes = {**getattr(self, "_stage_bytes", {}), order.run: len(pickled)}
+            live.stage = self._stage_of(front)
         return live
+
+    def _stage_of(self, front: Front) -> int:
+        """The stage for this front: one that is known already if it is the same, byte for byte."""
+        pickled = cloudpickle.dumps(front, protocol=5)
+        digest = hashlib.blake2b(pickled).digest()
+        for stage in self._stages.values():
+            if stage.digest == digest:
+                return stage.number
+        used = {live.stage for live in self._runs.values()}
+        for old in [number for number in self._stages if number not in used][: 1 - STAGES_KEPT]:
+            self._drop_stage(old)
+        self._stage_numbers += 1
+        memory = Segment.create(f"zephon-stage-{self._stage_numbers}", len(pickled))
+        memory.array[: len(pickled)] = np.frombuffer(pickled, np.uint8)
+        self._stages[self._stage_numbers] = Stage(self._stage_numbers, digest, len(pickled), memory)
+        return self._stage_numbers
+
+    def _drop_stage(self, number: int) -> None:
+        self._stages.pop(number).memory.close()
+        for port in self._workers.values():
+            if number in port.stages:
+                port.stages.discard(number)
+                port.channel.send(encode(p.DropStage(number)))
 
     def _end_run(self, number: int) -> None:
         live = self._runs.pop(number, None)
@@ -235,12 +269,6 @@ class Engine:
             live.pool.close()
         for segment in live.segments.values():
             segment.close()
-        if (stage := self._stages.pop(number, None)) is not None:
-            stage.close()
-        for port in self._workers.values():
-            if number in port.stages:
-                port.stages.discard(number)
-                port.channel.send(encode(p.DropStage(number)))
 
     # Workers
 
@@ -326,11 +354,12 @@ class Engine:
                 future.add_done_callback(lambda f, w=worker, t=task_id: self._finished_locally(w, t, f))  # type: ignore[misc]
                 continue
             port = self._workers[worker]  # type: ignore[index]
-            if work.run not in port.stages:
-                port.stages.add(work.run)
-                stage = self._stages[work.run]
-                port.channel.send(encode(p.LoadStage(work.run, self._stage_bytes[work.run])), (stage.fileno(),))
-            port.channel.send(encode(p.DoTask(task_id, work.run, *work.task)))
+            assert live.stage is not None
+            if live.stage not in port.stages:
+                port.stages.add(live.stage)
+                stage = self._stages[live.stage]
+                port.channel.send(encode(p.LoadStage(stage.number, stage.nbytes)), (stage.memory.fileno(),))
+            port.channel.send(encode(p.DoTask(task_id, live.stage, *work.task)))
 
     def _finished_locally(self, worker: Hashable, task_id: int, future: Future[Outcome]) -> None:
         self._local.append((worker, task_id, future))
