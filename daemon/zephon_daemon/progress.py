@@ -7,6 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from socket import SOCK_STREAM
 from typing import Any
 
 import psutil
@@ -14,6 +15,7 @@ import zmq
 
 from zephon import errors
 from zephon.errors import DaemonUnavailable, ZephonError
+from zephon.transport.channels import answers
 from zephon.transport.endpoints import control_path, running_daemons
 from zephon.transport.messages import decode, encode
 from zephon.transport.protocol import Patience, Progress, ProgressReport, Refused
@@ -62,6 +64,8 @@ def memory_of(pids: Mapping[str, int]) -> dict[str, int]:
 def ask(socket: str | None, timeout: float = ANSWER_SECONDS) -> dict[str, Any]:
     """The report of the daemon on `socket`, else on $ZEPHON_SOCKET, else of the user's only running daemon."""
     path = _find(socket)
+    if not answers(path, SOCK_STREAM):
+        raise DaemonUnavailable(f"no daemon listens on {path}. Start one, or name another with --socket.")
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.setsockopt(zmq.LINGER, 0)

@@ -51,8 +51,8 @@ def test_a_function_is_called_once_and_only_if_it_is_asked_for(write: Write) -> 
 
 def test_a_recipe_is_no_main_and_imports_what_lies_beside_it(write: Write) -> None:
     write("value = 5\n", "beside_the_recipe.py", head="")
-    text = "import beside_the_recipe as other\nassert __name__ != '__main__'\npipeline = Pipeline(source).batch(other.value)\n"
-    path, before = write(text), list(sys.path)
+    text = "import beside_the_recipe as other\nassert __name__ != '__main__'\n"
+    path, before = write(text + "pipeline = Pipeline(source).batch(other.value)\n"), list(sys.path)
     recipe = load_recipe(path)
     assert recipe.pipeline().data.microbatch_size == 5
     assert sys.path == before

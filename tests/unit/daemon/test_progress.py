@@ -1,0 +1,52 @@
+"""The text of `zephon progress`: it names what limits a run, and does without what a report does not have."""
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from zephon_daemon.progress import Rates, limit, memory_of, text
+
+LANE = {
+    "lane": 0, "epoch": 0, "produced": 40, "delivered": 32, "samples": 50, "skipped": 3, "in_work": 2, "ring_free": 1,
+    "ring_slots": 4, "waits_for": "workers", "counters": {"dropped_tokens": 7},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("reasons", "begins"), [
+    (["the trainer", "the trainer", "workers"], "training: 2 of 3 lanes"),
+    (["workers", "workers", "the trainer"], "data: 2 of 3 lanes"),
+    (["its group to attach"], "ranks: 1 of 1 lanes"),
+    ([None, None], "data: 2 of 2 lanes wait for nothing"),
+])  # fmt: skip
+def test_what_limits_a_run_is_what_most_lanes_wait_for(reasons: list[str | None], begins: str) -> None:
+    assert limit(reasons).startswith(begins)
+
+
+def test_an_empty_report_is_told_without_an_error() -> None:
+    assert "no clients" in text({})
+
+
+def test_lanes_counters_errors_and_failures_are_shown() -> None:
+    run = {"pipeline": "eval", "lanes": [LANE], "mixture": {"web": 0.7}, "failed": None}
+    engine = {"runs": [run, {"failed": "an operator failed"}], "workers": [], "errors": ["bad record\nin shard 3"]}
+    shown = text({"engine": engine, "workers_died": 2, "memory": {"daemon": 1 << 20, "worker 1": 3 << 20}})
+    for part in ("pipeline eval", "dropped_tokens 7", '"web": 0.7', "failed: an operator failed", "2 died"):
+        assert part in shown
+    assert "error: bad record in shard 3" in shown
+    assert "memory: 4 MiB (daemon 1 MiB, workers 3 MiB)" in shown
+
+
+def test_rates_are_of_the_time_between_two_reports() -> None:
+    rates = Rates()
+    first, second = ({"runs": [{"pipeline": "p", "lanes": [{"delivered": n}]}]} for n in (100, 160))
+    rates.add(first, 10.0)
+    rates.add(second, 12.0)
+    assert "records_per_second" not in first["runs"][0]
+    assert second["runs"][0]["records_per_second"] == 30.0
+
+
+def test_memory_leaves_out_processes_that_have_ended() -> None:
+    found = memory_of({"this": os.getpid(), "none": 2**22 + 1})
+    assert list(found) == ["this"]
+    assert found["this"] > 1 << 20
