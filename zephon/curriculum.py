@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -33,6 +34,7 @@ BlockSize = int | Literal["auto", "global"] | None
 _LAYOUTS_KEPT = 4
 _LAYOUT_CELLS = 2**22
 _POSITIONS_END = 2**62
+_FEW_ROUNDS = 16
 
 
 @dataclass(frozen=True)
@@ -196,12 +198,22 @@ class Curriculum:
             raise IndexError(f"lane {lane} has no samples {low} to {high}: it has {samples}, numbered from 0")
         if low >= high:
             return np.empty((0, 3), dtype=np.int64)
+        first, last = low // self.chunk_size, (high - 1) // self.chunk_size
+        if last - first < _FEW_ROUNDS:
+            starts = np.array([self._start(lane, n) for n in range(first, last + 1)], dtype=np.int64)
+        else:
+            rounds = np.arange(first, last + 1, dtype=np.int64)
+            starts = (rounds * self.lanes + self._places(rounds, np.full_like(rounds, lane))) * self.chunk_size
+            starts[-1] = self._start(lane, last)
         chunk, within = np.divmod(np.arange(low, high, dtype=np.int64), np.int64(self.chunk_size))
-        first, last = int(chunk[0]), int(chunk[-1])
-        rounds = np.arange(first, last + 1, dtype=np.int64)
-        starts = (rounds * self.lanes + self._places(rounds, np.full_like(rounds, lane))) * self.chunk_size
-        starts[-1] = self.positions(lane, last).start
         return self.pointers_at(starts[chunk - first] + within)
+
+    def _start(self, lane: int, n: int) -> int:
+        """The global position at which the lane's chunk `n` begins."""
+        if self._full_rounds is not None and n >= self._full_rounds:
+            return self.positions(lane, n).start
+        place = lane if self._lane_key is None else int(_round_of_chunks(self._lane_key, self.lanes, n)[lane])
+        return (n * self.lanes + place) * self.chunk_size
 
     def pointers_at(self, positions: I64) -> I64:
         """The samples at any global positions [m]: int64 [m, 3] of (dataset, shard, row)."""
@@ -235,3 +247,9 @@ class Curriculum:
         if len(positions) and not (positions.min() >= 0 and positions.max() < end):
             raise IndexError(f"positions must lie in [0, {end}), got {positions.min()} to {positions.max()}")
         return positions
+
+
+@lru_cache(maxsize=64)
+def _round_of_chunks(key: int, lanes: int, n: int) -> I64:
+    """The place of every lane in round `n`: lanes are read side by side, so one round is asked for again and again."""
+    return permute(np.arange(lanes), lanes, mix(key, n))

@@ -1,0 +1,98 @@
+"""The floors: what the libraries alone do, in loops as bare as can be.
+
+    python -m tests.benchmarks.floors text FOLDER TOKENIZER fastokens|tokenizers PART PARTS
+    python -m tests.benchmarks.floors ids FOLDER
+
+Workload A: read Parquet text, tokenise a block at a time, append the end token, pack to 2049, batches of 8. Workload B:
+read lists of ids, pack, batch. Each process takes every PARTS-th file, over and over.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks.contest import deliver
+
+LENGTH, BATCH = 2049, 8
+DOCUMENTS_AT_ONCE = 512
+
+
+def files(folder: Path, part: int = 0, parts: int = 1) -> list[Path]:
+    """The shards that one of several processes reads."""
+    return sorted(folder.glob("*.parquet"))[part::parts]
+
+
+def packed(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+    """Token ids laid end to end and cut into batches `[8, 2049]`."""
+    size, rest = BATCH * LENGTH, np.empty(0, np.int32)
+    for block in blocks:
+        data = np.concatenate((rest, block))
+        whole = len(data) // size * size
+        for low in range(0, whole, size):
+            yield data[low : low + size].reshape(BATCH, LENGTH)
+        rest = data[whole:]
+
+
+def encoder(tokenizer: Path, library: str) -> Callable[[list[str]], np.ndarray]:
+    """Documents to ids end to end, each with the end token behind it."""
+    if library == "fastokens":
+        import fastokens
+
+        fast = fastokens.Tokenizer.from_file(str(tokenizer))
+        end = fast.token_to_id("<eos>")
+
+        def encode(texts: list[str]) -> np.ndarray:
+            ids, offsets = fast.encode_batch_flat(texts, False)
+            return np.insert(np.frombuffer(ids, np.int32), np.frombuffer(offsets, np.int64)[1:], end)
+
+        return encode
+    from tokenizers import Tokenizer
+
+    slow = Tokenizer.from_file(str(tokenizer))
+    last = slow.token_to_id("<eos>")
+
+    def encode_slowly(texts: list[str]) -> np.ndarray:
+        found = slow.encode_batch_fast(texts, add_special_tokens=False)
+        return np.concatenate([np.array([*encoding.ids, last], np.int32) for encoding in found])
+
+    return encode_slowly
+
+
+def texts_of(paths: list[Path]) -> Iterator[list[str]]:
+    """Blocks of documents, over and over."""
+    for table in _batches(paths, "text"):
+        yield table.column(0).to_pylist()
+
+
+def ids_of(paths: list[Path]) -> Iterator[np.ndarray]:
+    """Blocks of ids end to end, over and over."""
+    for table in _batches(paths, "input_ids"):
+        yield table.column(0).flatten().to_numpy()
+
+
+def _batches(paths: list[Path], column: str) -> Iterator[Any]:
+    import pyarrow.parquet as pq
+
+    for path in cycle(paths):
+        yield from pq.ParquetFile(path).iter_batches(DOCUMENTS_AT_ONCE, columns=[column], use_threads=False)
+
+
+def main(arguments: list[str]) -> None:
+    workload, folder, *more = arguments
+    if workload == "text":
+        tokenizer, library, part, parts = more
+        encode = encoder(Path(tokenizer), library)
+        blocks = (encode(texts) for texts in texts_of(files(Path(folder), int(part), int(parts))))
+    else:
+        blocks = ids_of(files(Path(folder)))
+    deliver(batch.size for batch in packed(blocks))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,34 @@
+"""What processes use, read from /proc: memory by share, and processor time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def pss(pids: Iterable[int]) -> int:
+    """Bytes of memory, pages that several processes share counted by share."""
+    return sum(_pss(pid) for pid in pids)
+
+
+def _pss(pid: int) -> int:
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
+    except (OSError, StopIteration):  # it has ended
+        return 0
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """Seconds of processor time that those processes have used so far."""
+    ticks = 0
+    for pid in pids:
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / _TICK
