@@ -45,6 +45,7 @@ from zephon_daemon.worker import failure
 TICK_SECONDS = 1.0
 TASKS_AHEAD_LOCAL = 2
 STAGES_KEPT = 4
+LANES_REPORTED = 128
 
 
 @dataclass
@@ -173,7 +174,7 @@ class Engine:
             elif isinstance(message, p.EndRun):
                 self._end_run(message.run)
             elif isinstance(message, p.Report):
-                self._to_daemon(p.EngineReport(message.request, self._report()))
+                self._to_daemon(p.EngineReport(message.request, _bounded(self._report())))
             else:
                 raise ProtocolError(f"the engine has no use for {type(message).__name__}")
 
@@ -537,8 +538,17 @@ class Engine:
         return {
             "runs": [_run_report(live) for live in self._runs.values()],
             "workers": workers,
-            "errors": [text[-2000:] for text in list(self._errors)[-10:]],
+            "errors": [text[-1000:] for text in list(self._errors)[-10:]],
         }
+
+
+def _bounded(report: dict[str, Any]) -> dict[str, Any]:
+    """The report with no more lanes than a message holds; how many were left out is in it."""
+    for run in report["runs"]:
+        share = LANES_REPORTED // len(report["runs"])
+        run["lanes_left_out"] = max(0, len(run["lanes"]) - share)
+        run["lanes"] = run["lanes"][:share]
+    return report
 
 
 def _run_report(live: LiveRun) -> dict[str, Any]:

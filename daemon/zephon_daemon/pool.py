@@ -24,6 +24,7 @@ from zephon.transport.protocol import DoTask, LoadStage, NewSegment, SlotFree, T
 from zephon.transport.segments import Segment
 from zephon.windows import Front, Outcome, Task
 from zephon_daemon.forkserver import ForkServer
+from zephon_daemon.lifelines import describe_end
 from zephon_daemon.scheduler import CREDITS, DEATHS
 from zephon_daemon.worker import SLOTS
 
@@ -169,7 +170,7 @@ class WorkerPool:
             port.channel.close()
             for segment in port.segments.values():
                 segment.close()
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            how = describe_end(code)
             for place, order in enumerate(port.orders.values()):
                 if place == 0:
                     order.deaths.append(how)
