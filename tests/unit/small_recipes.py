@@ -14,6 +14,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from tests.corpora import word_tokenizer
@@ -165,11 +166,15 @@ def reference(plan: Plan, lane: int, epoch: int = 0, most: int = 10**9) -> Block
     return whole.slice(0, min(most, len(whole)))
 
 
-def expected_ends(plan: Plan, totals: dict[int, int], most: int = 0) -> dict[int, int]:
-    """The record at which each lane's delivery ends, in a run that goes on from a state with at most `most` records."""
+def last_stand(plan: Plan, totals: dict[int, int], most: int = 0) -> int:
+    """Where every lane stands at the end of an epoch that goes on from a state with at most `most` records."""
     size, drop_last = plan.microbatch_size, plan.settings.drop_last
-    rounds = released_rounds(totals, totals, most, size, drop_last)[0]
-    return {lane: min(total, most + rounds * size) for lane, total in totals.items()}
+    return most + released_rounds(totals, totals, most, size, drop_last)[0] * size
+
+
+def expected_ends(plan: Plan, totals: dict[int, int], most: int = 0) -> dict[int, int]:
+    """The record at which each lane's delivery ends then."""
+    return {lane: min(total, last_stand(plan, totals, most)) for lane, total in totals.items()}
 
 
 def digest(block: Block) -> str:
@@ -240,12 +245,11 @@ class Lockstep:
                         return number
         return most
 
-    def batches(self, turns: Iterable[int], until: dict[int, int]) -> None:
-        """One batch at a time of the groups named, no lane beyond the record that `until` gives for it."""
+    def batches(self, turns: Iterable[int], last: int) -> None:
+        """One batch at a time of the groups named, no lane beyond where it stands at `last`."""
         for turn in turns:
             run = self.groups[turn % len(self.groups)]
-            lane = run.turns.turn()
-            if run.turns.until(lane) <= until[lane]:
+            if run.turns.until(run.turns.turn()) <= last:
                 self.take(turn % len(self.groups))
 
     def to_the_end(self) -> None:
@@ -262,3 +266,8 @@ class Lockstep:
     def close(self) -> None:
         for pool in self.pools:
             pool.close()
+
+
+def examples(quick: int) -> settings:
+    """So many drawn examples in `make test`, and thirty times as many in `make soak`."""
+    return settings(max_examples=quick if settings.default.max_examples < 1000 else 30 * quick)

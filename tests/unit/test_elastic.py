@@ -11,7 +11,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.unit.small_recipes import (
@@ -19,7 +19,9 @@ from tests.unit.small_recipes import (
     Lockstep,
     Recipe,
     digest,
+    examples,
     expected_ends,
+    last_stand,
     quiet,
     recipes,
     reference,
@@ -54,7 +56,7 @@ LEGS = st.lists(
 )
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(recipes(), LEGS, TOPOLOGIES, st.integers(1, 4))
 @example(Recipe(lanes=2, rows=(12,), drop_last=True), [(2, 2, [0, 0, 1, 1, 0])], 1, 2)
 @example(Recipe(lanes=2, rows=(12,), drop_last=False), [(2, 4, [0, 0, 1])], 1, 4)
@@ -66,7 +68,7 @@ def test_stopped_anywhere_and_resumed_on_any_groups_every_lane_equals_the_refere
     for dp, size, turns in legs:
         run = Lockstep(recipe, min(dp, recipe.lanes), size, state)
         most = max(run.begins.values())
-        run.batches(turns, expected_ends(run.plan, totals, most))
+        run.batches(turns, last_stand(run.plan, totals, most) if whole else ENDLESS)
         state = json.loads(json.dumps(run.checkpoint()))
         for lane, blocks in run.records.items():
             parts[lane] += blocks
@@ -81,7 +83,8 @@ def test_stopped_anywhere_and_resumed_on_any_groups_every_lane_equals_the_refere
     if whole and (len(last.groups) == 1 or last.plan.lane_totals(0) is not None):
         last.to_the_end()
     else:  # a group that cannot know the others' lanes goes to the end of its own
-        last.batches([group for _ in range(100) for group in range(8)], ends)
+        stand = last_stand(last.plan, totals, max(last.begins.values())) if whole else ENDLESS
+        last.batches([group for _ in range(100) for group in range(8)], stand)
         if not whole:
             ends = {lane: last.begins[lane] + len(last.lane(lane)) for lane in lanes}
             assert min(ends.values()) > ENDLESS - 5
@@ -90,7 +93,7 @@ def test_stopped_anywhere_and_resumed_on_any_groups_every_lane_equals_the_refere
     assert_lanes(parts, lanes, ends)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(recipes(), st.integers(1, 9), st.integers(1, 9), TOPOLOGIES, TOPOLOGIES, TOPOLOGIES, st.sampled_from([1, 2, 3]))
 def test_every_global_step_is_the_same_after_two_resumes_with_other_sizes(recipe, first, second, dp, dp2, dp3, parts):
     """A step is six records of each lane, as batches of 6, 3 or 2: digests of whole steps are compared."""
@@ -109,7 +112,7 @@ def test_every_global_step_is_the_same_after_two_resumes_with_other_sizes(recipe
         assert step == {lane: digest(block.slice(number * 6, number * 6 + 6)) for lane, block in lanes.items()}
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(recipes(source=(), even_ends=True), TOPOLOGIES, st.lists(st.integers(0, 7), max_size=200), st.data())
 def test_a_state_taken_in_the_second_epoch_goes_on_in_it(recipe, dp, turns, data):
     first = Lockstep(recipe, 1)
@@ -121,7 +124,7 @@ def test_a_state_taken_in_the_second_epoch_goes_on_in_it(recipe, dp, turns, data
     lanes, _ = lanes_of(recipe, epoch=1)
     ends = expected_ends(first.plan, {lane: len(block) for lane, block in lanes.items()})
     run = Lockstep(recipe, min(dp, recipe.lanes), state=state)
-    run.batches(turns, ends)
+    run.batches(turns, last_stand(run.plan, {lane: len(block) for lane, block in lanes.items()}))
     again = Lockstep(recipe, 1, state=run.checkpoint())
     again.groups[0].settle()
     if again.groups[0].epoch == 1:
@@ -134,7 +137,7 @@ def test_a_state_taken_in_the_second_epoch_goes_on_in_it(recipe, dp, turns, data
 # Execution never shows
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(recipes(), st.sampled_from(["inline", "threads"]), st.integers(1, 4), st.sampled_from([1, 2, 5, 1000]))
 def test_no_execution_setting_shows_in_the_data(recipe, runner, workers, task_samples):
     lanes, whole = lanes_of(recipe)
@@ -150,7 +153,7 @@ def test_no_execution_setting_shows_in_the_data(recipe, runner, workers, task_sa
         run.close()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(recipes(), st.integers(0, 7), st.integers(0, 6), st.sampled_from([1, 3, TASK_SAMPLES]))
 def test_a_window_computed_alone_equals_the_window_in_its_stream(recipe, lane, number, task_samples):
     plan = recipe.plan()
@@ -189,7 +192,7 @@ def test_batches_have_one_digest_however_they_were_produced(steps):
 def test_a_state_saved_right_after_a_load_is_the_loaded_one_on_any_topology():
     recipe = Recipe(steps=("shuffle",))
     run = Lockstep(recipe, 4)
-    run.batches([0, 1, 2, 3, 0, 1], dict.fromkeys(range(4), 100))
+    run.batches([0, 1, 2, 3, 0, 1], 100)
     state = run.checkpoint()
     for dp in (1, 2, 3, 4):
         assert quiet(lambda dp=dp: Lockstep(recipe, dp, state=state).checkpoint()) == state

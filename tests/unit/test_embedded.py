@@ -10,10 +10,20 @@ from dataclasses import replace
 from itertools import islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.small_recipes import Lockstep, Recipe, dataset, digest, expected_ends, quiet, recipes, reference
+from tests.unit.small_recipes import (
+    Lockstep,
+    Recipe,
+    dataset,
+    digest,
+    expected_ends,
+    last_stand,
+    quiet,
+    recipes,
+    reference,
+)
 from zephon import Pipeline, StaticMixtureWorkSource, merge_checkpoints
 from zephon.columns import Block
 from zephon.errors import CheckpointError, RecordError, RunFailed
@@ -43,7 +53,7 @@ def picky(bad: int, on_error: str = "raise", rows: int = 40) -> Pipeline:
 # Epochs and their ends
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(recipes(source=(("chunk_size", 3), ("shuffle_block_size", "global"))), st.integers(1, 3))
 def test_an_epoch_is_whole_rounds_and_the_next_is_shuffled_anew(recipe, size):
     pipeline = recipe.pipeline(size)
@@ -98,7 +108,7 @@ def test_without_drop_last_the_last_round_is_short_and_every_lane_has_its_turn()
     assert [batch.ends_round for batch in batches] == [False, False, False, True] * 2
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(recipes(source=(("chunk_size", 4),), steps=()), st.integers(1, 8), st.integers(1, 5))
 def test_all_groups_of_a_finite_run_end_at_the_same_round(recipe, dp, size):
     run = Lockstep(recipe, min(dp, recipe.lanes), size)
@@ -122,11 +132,11 @@ def test_a_group_that_cannot_see_the_others_ends_with_its_own_lanes_and_says_so(
 # States
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(recipes(), st.integers(0, 30))
 def test_a_state_survives_json_and_says_how_many_records_each_lane_delivered(recipe, batches):
     run = Lockstep(recipe, 1)
-    run.batches([0] * batches, dict.fromkeys(range(recipe.lanes), 10**9))
+    run.batches([0] * batches, 10**9)
     state = run.checkpoint()
     assert json.loads(json.dumps(state)) == state
     if state["epoch"] == 0:
@@ -146,15 +156,16 @@ def test_a_state_at_the_end_of_an_epoch_begins_the_next_whether_or_not_the_end_w
     assert {entry["records"] for entry in before["lanes"].values()} == {0}
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(recipes(source=(("chunk_size", 4),), steps=(), lanes=4), st.integers(0, 3), st.integers(0, 3))
 def test_parts_taken_inside_the_last_round_join_though_one_group_has_ended_it(recipe, first, second):
     """No group calls the epoch over while another may still be inside its last round."""
     plan = recipe.plan()
-    ends = expected_ends(plan, {lane: len(reference(plan, lane)) for lane in range(4)})
+    lengths = {lane: len(reference(plan, lane)) for lane in range(4)}
+    ends = expected_ends(plan, lengths)
     run = Lockstep(recipe, 2)
     run.rounds(max(0, max(ends.values()) // 2 - 1))
-    run.batches([0] * first + [1] * second, ends)
+    run.batches([0] * first + [1] * second, last_stand(plan, lengths))
     rest = Lockstep(recipe, 1, state=run.checkpoint())
     rest.groups[0].settle()
     if rest.groups[0].epoch == 0:

@@ -7,9 +7,9 @@ import time
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
-from tests.unit.small_recipes import STEP_LISTS, Recipe, recipes, reference
+from tests.unit.small_recipes import STEP_LISTS, Recipe, examples, recipes, reference
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource, verify
 from zephon.errors import RecipeError, SettingError
 from zephon.lanes import released_rounds
@@ -53,7 +53,7 @@ def with_counter(row):
     return {**row, "n": next(counter)}
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(recipes())
 def test_any_good_recipe_is_proven(recipe):
     plan = recipe.plan()
