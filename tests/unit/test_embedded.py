@@ -18,6 +18,7 @@ from tests.unit.small_recipes import (
     Recipe,
     dataset,
     digest,
+    examples,
     expected_ends,
     last_stand,
     quiet,
