@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import zmq
@@ -52,14 +53,29 @@ class Control:
         self._asked: object = None
         self._answer: object = None
 
-    def request(self, message: object, expect: type[A], timeout: float, watched: Watched | None = None) -> A:
-        """Sends a request and waits for its answer, up to `timeout` seconds since the last sign of `Patience`."""
+    def request(
+        self,
+        message: object,
+        expect: type[A],
+        timeout: float,
+        watched: Watched | None = None,
+        *,
+        keep: Callable[[A], None] | None = None,
+    ) -> A:
+        """Sends a request and waits for its answer, up to `timeout` seconds since the last sign of `Patience`.
+
+        `keep` stores the answer where no interrupt can lose it.
+        """
         if self._asked != message:
-            self._number += 1
-            self._asked, self._answer = message, None
-            self._socket.send_multipart([self._name(), encode(message)])
+            with self._undisturbed:
+                self._number += 1
+                self._socket.send_multipart([self._name(), encode(message)])
+                self._asked, self._answer = message, None
         answer = self._awaited(expect, timeout, watched)
-        self._asked = self._answer = None
+        with self._undisturbed:
+            self._asked = self._answer = None
+            if isinstance(answer, expect) and keep is not None:
+                keep(answer)
         if isinstance(answer, Refused):
             raise error_of(answer.kind, answer.text)
         assert isinstance(answer, expect)

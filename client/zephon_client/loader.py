@@ -57,6 +57,8 @@ class Loader(Iterator[Batch]):
         self._run: Run | None = None
         self._output: Output | None = None
         self._handed: Ready | None = None
+        self._ended = False
+        """Whether the epoch has ended and the caller has not been told yet."""
         self._unheard = 0
         self._warned: set[str] = set()
         self._closed = False
@@ -77,6 +79,9 @@ class Loader(Iterator[Batch]):
     def __next__(self) -> Batch:
         """The next batch; StopIteration at the end of the epoch, after which the next one begins."""
         self._check_open()
+        if self._ended:
+            self._ended = False
+            raise StopIteration
         run, output = self._begun()
         waiting: Waiting | None = None
         while True:
@@ -133,6 +138,7 @@ class Loader(Iterator[Batch]):
             for left in run.advance():
                 self._connection.feed.slots.unused(left)
             self._give_back(run)
+            self._ended = not again
         if again:
             self._begin(run)
             return
@@ -143,6 +149,7 @@ class Loader(Iterator[Batch]):
                 "batch(..., drop_last=False).",
                 stacklevel=3,
             )
+        self._ended = False
         raise StopIteration
 
     # The run
@@ -263,8 +270,9 @@ class Loader(Iterator[Batch]):
         if self._plan is None:
             checkpoint = json.dumps(self._loaded.to_json()) if self._loaded is not None else ""
             attach = Attach(welcome.token, welcome.client, checkpoint, self._allow_changed)
-            self._plan = connection.control.request(attach, Attached, self._settings.timeout, connection.feed)
+            connection.control.request(attach, Attached, self._settings.timeout, connection.feed, keep=self._keep_plan)
         plan = self._plan
+        assert plan is not None
         run = Run(plan)
         check_step(self._settings.batches_per_step, run.lanes)
         self._output = Output(self._settings, run.dataset_names, plan.packed)
@@ -272,6 +280,9 @@ class Loader(Iterator[Batch]):
         for text in plan.warnings:
             warnings.warn(text, stacklevel=4)
         return run
+
+    def _keep_plan(self, plan: Attached) -> None:
+        self._plan = plan
 
     def _begun(self) -> tuple[Run, Output]:
         run = self._attached()

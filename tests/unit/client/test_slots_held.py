@@ -102,6 +102,26 @@ def test_a_lane_that_regrows_is_unmapped_once_its_old_slots_are_back(make_peer: 
     assert mapped() == [(0, 1)]
 
 
+def test_a_generation_whose_slots_were_all_back_before_goes_when_the_next_one_begins(
+    make_peer: Make, join: Join
+) -> None:
+    peer = make_peer(lanes=1, microbatch=2, slots=4)
+    peer.hold = {0}
+    loader = join(peer)
+    loader._begun()
+    peer.let_go(0)
+    peer.until(lambda: peer.rings and not peer.rings[0].writer.free)
+    peer.hold = {0}
+    for _ in range(4):
+        next(loader)
+    loader.progress()
+    peer.until(lambda: peer.rings[0].writer.in_flight == 0)
+    peer.regrow(0, slots=6)
+    peer.let_go(0)
+    assert next(loader)["id"].tolist() == ids(0, 8, 10)
+    assert loader._connection.feed.slots.mapped() == [(0, 1)]
+
+
 def test_a_pickled_batch_is_a_copy_and_a_loader_is_not_pickled(make_peer: Make, join: Join) -> None:
     peer = make_peer(lanes=1, microbatch=2)
     loader = join(peer)
