@@ -71,8 +71,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="zephon", description="A deterministic, elastic data loader service.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, run: Any, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text)
+    def add(name: str, run: Any, text: str, **settings: Any) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, **settings)
         command.set_defaults(run=run, name=name)
         return command
 
@@ -98,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
     index.add_argument("paths", nargs="+", metavar="PATH")
     checkpoint = add("checkpoint", _checkpoint, "what a checkpoint says")
     checkpoint.add_argument("file", metavar="FILE")
-    demo = add("demo", _demo, "trains a tiny model on 4 ranks, resumes on 2 and on 1, and compares every global step")
+    text = "trains a tiny model on 4 ranks, resumes on 2 and on 1, and compares every global step"
+    demo = add("demo", _demo, text, add_help=False, prefix_chars="\0")  # options too are left to the demo's own parser
     demo.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     inspect = add("inspect", _inspect, "the samples of a global step (not available yet)")
     inspect.add_argument("rest", nargs=argparse.REMAINDER)
