@@ -146,9 +146,6 @@ def main(fd: int, worker: int) -> None:
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    # Arrow's own allocators give pages back to the kernel between two row groups: touching them anew costs as much as
-    # decoding does.
-    pa.set_memory_pool(pa.system_memory_pool())
     Worker(Channel.from_fd(fd)).run()
     if "torch" in sys.modules:
         print(f"zephon worker {worker}: torch was imported here, at 3 s and 140 MiB for each worker", file=sys.stderr)
