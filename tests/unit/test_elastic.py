@@ -56,7 +56,7 @@ LEGS = st.lists(
 )
 
 
-@examples(40)
+@examples(30)
 @given(recipes(), LEGS, TOPOLOGIES, st.integers(1, 4))
 @example(Recipe(lanes=2, rows=(12,), drop_last=True), [(2, 2, [0, 0, 1, 1, 0])], 1, 2)
 @example(Recipe(lanes=2, rows=(12,), drop_last=False), [(2, 4, [0, 0, 1])], 1, 4)
@@ -93,7 +93,7 @@ def test_stopped_anywhere_and_resumed_on_any_groups_every_lane_equals_the_refere
     assert_lanes(parts, lanes, ends)
 
 
-@examples(25)
+@examples(15)
 @given(recipes(), st.integers(1, 9), st.integers(1, 9), TOPOLOGIES, TOPOLOGIES, TOPOLOGIES, st.sampled_from([1, 2, 3]))
 def test_every_global_step_is_the_same_after_two_resumes_with_other_sizes(recipe, first, second, dp, dp2, dp3, parts):
     """A step is six records of each lane, as batches of 6, 3 or 2: digests of whole steps are compared."""
@@ -137,7 +137,7 @@ def test_a_state_taken_in_the_second_epoch_goes_on_in_it(recipe, dp, turns, data
 # Execution never shows
 
 
-@examples(20)
+@examples(15)
 @given(recipes(), st.sampled_from(["inline", "threads"]), st.integers(1, 4), st.sampled_from([1, 2, 5, 1000]))
 def test_no_execution_setting_shows_in_the_data(recipe, runner, workers, task_samples):
     lanes, whole = lanes_of(recipe)

@@ -54,7 +54,7 @@ def picky(bad: int, on_error: str = "raise", rows: int = 40) -> Pipeline:
 # Epochs and their ends
 
 
-@examples(15)
+@examples(8)
 @given(recipes(source=(("chunk_size", 3), ("shuffle_block_size", "global"))), st.integers(1, 3))
 def test_an_epoch_is_whole_rounds_and_the_next_is_shuffled_anew(recipe, size):
     pipeline = recipe.pipeline(size)
@@ -109,7 +109,7 @@ def test_without_drop_last_the_last_round_is_short_and_every_lane_has_its_turn()
     assert [batch.ends_round for batch in batches] == [False, False, False, True] * 2
 
 
-@examples(30)
+@examples(20)
 @given(recipes(source=(("chunk_size", 4),), steps=()), st.integers(1, 8), st.integers(1, 5))
 def test_all_groups_of_a_finite_run_end_at_the_same_round(recipe, dp, size):
     run = Lockstep(recipe, min(dp, recipe.lanes), size)
@@ -133,7 +133,7 @@ def test_a_group_that_cannot_see_the_others_ends_with_its_own_lanes_and_says_so(
 # States
 
 
-@examples(30)
+@examples(20)
 @given(recipes(), st.integers(0, 30))
 def test_a_state_survives_json_and_says_how_many_records_each_lane_delivered(recipe, batches):
     run = Lockstep(recipe, 1)

@@ -32,7 +32,7 @@ def produce(producer: LaneProducer, data: st.DataObject | None = None, ahead: in
         producer.accept(number, front.run(task))
 
 
-@examples(25)
+@examples(20)
 @given(recipes(), st.integers(0, 7), st.sampled_from([1, 2, 7, 100]), st.integers(1, 6), st.data())
 def test_outcomes_accepted_in_any_order_give_the_reference(recipe, lane, task_samples, ahead, data):
     plan = recipe.plan()
@@ -50,7 +50,7 @@ def test_outcomes_accepted_in_any_order_give_the_reference(recipe, lane, task_sa
         assert producer.outstanding == 0
 
 
-@examples(25)
+@examples(20)
 @given(recipes(), st.integers(0, 7), st.data())
 def test_announcements_name_where_each_window_begins(recipe, lane, data):
     plan = recipe.plan()
@@ -65,7 +65,7 @@ def test_announcements_name_where_each_window_begins(recipe, lane, data):
         begins += sum(map(len, run_window(plan, 0, lane, number)))
 
 
-@examples(25)
+@examples(20)
 @given(recipes(), st.integers(0, 7), st.integers(0, 40), st.integers(0, 20))
 def test_from_any_frontier_stale_or_not_the_rest_is_the_same(recipe, lane, records, stale):
     """Any window that begins at or before the last delivered record will do."""

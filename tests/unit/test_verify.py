@@ -134,7 +134,7 @@ def test_the_command_says_0_for_a_good_recipe_and_1_with_the_first_difference_fo
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_a_pipeline_resumes_exactly_after_any_batch(steps, drop_last):
     recipe = Recipe(steps=steps, rows=(40, 25), weights=(1, 1), drop_last=drop_last)
-    assert_resumes_exactly(recipe.pipeline, batches=60, follow=4)
+    assert_resumes_exactly(recipe.pipeline, batches=40, follow=3)
 
 
 def test_assert_resumes_exactly_names_the_batch_and_field_that_differ():
