@@ -2,8 +2,8 @@
 
 Two datasets, one of each format: `code` (JSON lines), pieces of modules, cut between top-level statements where those
 are not too long, and `prose` (Parquet), docstrings, the language reference and text files. Modules of the standard
-library come first, then those of site-packages, by name; so one installation always gives the same corpus. Tests, and
-files that are not UTF-8, are left out.
+library come first, then those of site-packages, by name; so one installation always gives the same corpus. Tests, tables of
+character sets, and files that are not UTF-8 are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ END = "<eos>"
 TOKENIZER_BYTES = 3_000_000
 """How much of the corpus the tokenizer is trained on."""
 
-_LEFT_OUT = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "pydoc_data"}
+_LEFT_OUT = {"__pycache__", "site-packages", "dist-packages", "test", "tests", "pydoc_data", "encodings"}
 _LARGEST_FILE = 1_000_000
 _PIECE, _LONGEST = 1500, 6000
 """Characters of a document: cut where it can be from the first number on, and anyway at the second."""
@@ -215,8 +215,11 @@ def _cut(source: str, first: int, text: str) -> Iterator[Document]:
 
 
 def _language_reference() -> Iterator[Document]:
-    from pydoc_data.topics import topics
-
+    """What `help()` shows of the language itself; some systems package Python without it."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return
     for topic in sorted(topics):
         yield from _paragraphs(f"reference/{topic}", topics[topic])
 

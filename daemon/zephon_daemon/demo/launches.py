@@ -65,7 +65,7 @@ def train(folder: Path, training: Training, tell: Callable[[str], None]) -> list
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env=_environment(),
+            env=_environment(folder),
             start_new_session=True,
             preexec_fn=lambda: die_with(demo, signal.SIGTERM) or os._exit(1),  # noqa: PLW1509  the demo has one thread
         )
@@ -96,7 +96,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(END_SECONDS)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):  # interrupted again: no more patience
             process.kill()
             process.wait()
             for other in below:
@@ -120,8 +120,8 @@ def _command(folder: Path, training: Training, out: Path) -> list[str]:
     return [*beside, *torchrun, *script, *options]
 
 
-def _environment() -> dict[str, str]:
-    """One thread for each rank, its peers on this machine, and the same packages as here."""
+def _environment(folder: Path) -> dict[str, str]:
+    """One thread for each rank, its peers on this machine, the packages of this process, indexes in the demo's folder."""
     specs = [find_spec(name) for name in ("zephon", "zephon_daemon", "zephon_client")]
     folders = dict.fromkeys(str(Path(spec.origin).resolve().parent.parent) for spec in specs if spec and spec.origin)
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
@@ -131,4 +131,5 @@ def _environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "TOKENIZERS_PARALLELISM": "false",
+        "ZEPHON_CACHE": str(folder / "cache"),
     }

@@ -71,6 +71,8 @@ def demo(folder: Path, scale: Scale) -> int:
     except KeyboardInterrupt:
         _say("interrupted; all that it started has ended", error=True)
         return INTERRUPTED
+    except BrokenPipeError:  # nobody reads what it says
+        raise
     except (TrainingFailed, OSError) as error:
         _say(str(error), error=True)
         return CANNOT_START
@@ -151,7 +153,7 @@ def _conclude(folder: Path, scale: Scale, clock: _Progress, zephon: report.Curve
             f"Usual loader: {len(parted)} of {scale.steps} global steps differ, from step {parted[0]} on; "
             f"losses by up to {apart:.2f}."
         )
-    print(f"\nThe figure: {folder / 'demo.png'}")
+    print(f"\nThe figure: {folder / 'demo.png'} (the loaders draw other documents, so compare within a panel)")
     print(f"The corpus, the recipe, and steps and logs of each run (runs/): {folder}")
     print(f"Took {clock.seconds:.0f} seconds.")
     return DIFFERS if wrong or loss > report.LOSS_TOLERANCE else DONE
@@ -164,7 +166,7 @@ def _prepare_folder(folder: Path) -> None:
         raise FileExistsError(f"{folder} holds something else; name a folder that is new, with --out")
     folder.mkdir(parents=True, exist_ok=True)
     mark.touch()
-    for name in ("corpus", "runs"):
+    for name in ("corpus", "runs", "cache"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in ("tokenizer.json", "recipe.py", "table.txt", "demo.png"):
         (folder / name).unlink(missing_ok=True)
