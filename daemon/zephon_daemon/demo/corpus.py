@@ -2,8 +2,8 @@
 
 Two datasets, one of each format: `code` (JSON lines), pieces of modules, cut between top-level statements where those
 are not too long, and `prose` (Parquet), docstrings, the language reference and text files. Modules of the standard
-library come first, then those of site-packages, by name; so one installation always gives the same corpus. Tests, tables of
-character sets, and files that are not UTF-8 are left out.
+library come first, then those of site-packages, by name; so one installation always gives the same corpus. Tests,
+tables of character sets, and files that are not UTF-8 are left out.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def _command(folder: Path, training: Training, out: Path) -> list[str]:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """One thread for each rank, its peers on this machine, the packages of this process, indexes in the demo's folder."""
+    """One thread a rank, its peers on this machine, the packages of this process, and indexes in the demo's folder."""
     specs = [find_spec(name) for name in ("zephon", "zephon_daemon", "zephon_client")]
     folders = dict.fromkeys(str(Path(spec.origin).resolve().parent.parent) for spec in specs if spec and spec.origin)
     inherited = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
