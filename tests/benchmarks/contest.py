@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import IO, Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-START_SECONDS = 120.0
+FEWEST = 8
+"""Batches that are counted at least."""
 
 
 def environment(**more: str) -> dict[str, str]:
     """For child processes: they find the repository's packages, installed or not, and one thread for each library."""
     paths = [str(REPOSITORY / part) for part in ("", "daemon", "client")]
     inherited = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    quiet = {"TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([*paths, *inherited]), **more}
 
 
@@ -94,8 +95,8 @@ def players(commands: Sequence[Sequence[str]], env: Mapping[str, str] | None = N
 class Timing:
     """Seconds before the stretch that counts, and its length."""
 
-    warm: float = 1.0
-    seconds: float = 4.0
+    warm: float
+    seconds: float
 
 
 def tokens_a_second(those: Sequence[Player], timing: Timing) -> float:
@@ -105,7 +106,7 @@ def tokens_a_second(those: Sequence[Player], timing: Timing) -> float:
     begin = time.monotonic() + timing.warm
     for player in those:
         player.tell([begin, begin + timing.seconds])
-    return float(sum(player.hear() for player in those)) / timing.seconds
+    return float(sum(tokens / seconds for tokens, seconds in [player.hear() for player in those]))
 
 
 def say(what: object) -> None:
@@ -120,7 +121,10 @@ def told() -> Any:
 
 
 def deliver(sizes: Iterable[int]) -> None:
-    """The part of a player. `sizes` yields the tokens of each batch as it arrives, without end."""
+    """The part of a player. `sizes` yields the tokens of each batch as it arrives, without end.
+
+    It says the tokens that came, and in how many seconds: a slow one goes on until it has a few batches to count.
+    """
     stream = iter(sizes)
     next(stream)
     say("ready")
@@ -129,10 +133,11 @@ def deliver(sizes: Iterable[int]) -> None:
         clock = time.monotonic
         while clock() < begin:
             next(stream)
-        tokens = 0
-        while clock() < end:
+        began, tokens, batches = clock(), 0, 0
+        while clock() < end or batches < FEWEST:
             tokens += next(stream)
-        say(tokens)
+            batches += 1
+        say([tokens, clock() - began])
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 from tests.benchmarks.contest import deliver
 
 LENGTH, BATCH = 2049, 8
-DOCUMENTS_AT_ONCE = 512
+DOCUMENTS_AT_ONCE, SLOWLY = 512, 64
 
 
 def files(folder: Path, part: int = 0, parts: int = 1) -> list[Path]:
@@ -64,23 +64,23 @@ def encoder(tokenizer: Path, library: str) -> Callable[[list[str]], np.ndarray]:
     return encode_slowly
 
 
-def texts_of(paths: list[Path]) -> Iterator[list[str]]:
+def texts_of(paths: list[Path], at_once: int = DOCUMENTS_AT_ONCE) -> Iterator[list[str]]:
     """Blocks of documents, over and over."""
-    for table in _batches(paths, "text"):
+    for table in _batches(paths, "text", at_once):
         yield table.column(0).to_pylist()
 
 
 def ids_of(paths: list[Path]) -> Iterator[np.ndarray]:
     """Blocks of ids end to end, over and over."""
-    for table in _batches(paths, "input_ids"):
+    for table in _batches(paths, "input_ids", DOCUMENTS_AT_ONCE):
         yield table.column(0).flatten().to_numpy()
 
 
-def _batches(paths: list[Path], column: str) -> Iterator[Any]:
+def _batches(paths: list[Path], column: str, at_once: int) -> Iterator[Any]:
     import pyarrow.parquet as pq
 
     for path in cycle(paths):
-        yield from pq.ParquetFile(path).iter_batches(DOCUMENTS_AT_ONCE, columns=[column], use_threads=False)
+        yield from pq.ParquetFile(path).iter_batches(at_once, columns=[column], use_threads=False)
 
 
 def main(arguments: list[str]) -> None:
@@ -88,7 +88,8 @@ def main(arguments: list[str]) -> None:
     if workload == "text":
         tokenizer, library, part, parts = more
         encode = encoder(Path(tokenizer), library)
-        blocks = (encode(texts) for texts in texts_of(files(Path(folder), int(part), int(parts))))
+        at_once = DOCUMENTS_AT_ONCE if library == "fastokens" else SLOWLY
+        blocks = (encode(texts) for texts in texts_of(files(Path(folder), int(part), int(parts)), at_once))
     else:
         blocks = ids_of(files(Path(folder)))
     deliver(batch.size for batch in packed(blocks))

@@ -2,6 +2,7 @@
 what came of it.
 
     python -m tests.benchmarks.rank SOCKET DP_DEGREE DP_GROUP_ID GROUP_READERS
+    python -m tests.benchmarks.rank first      takes one batch of $ZEPHON_SOCKET and says when it came
 """
 
 from __future__ import annotations
@@ -98,7 +99,18 @@ class Rank:
         return pss([os.getpid()]) - BEFORE
 
 
+def first() -> None:
+    """Take one batch and say when it came."""
+    from zephon_client import connect
+
+    with connect(output="numpy") as loader:
+        next(loader)["input_ids"]
+        say(time.monotonic())
+
+
 def main(arguments: list[str]) -> None:
+    if arguments == ["first"]:
+        return first()
     socket, *numbers = arguments
     rank = Rank(socket, *map(int, numbers))
     say("connected")

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.benchmarks.contest import deliver
-from tests.benchmarks.floors import encoder, files, ids_of, packed, texts_of
+from tests.benchmarks.floors import SLOWLY, encoder, files, ids_of, packed, texts_of
 
 WORKERS, PREFETCH = 2, 8
 
@@ -37,7 +37,7 @@ class Packed(IterableDataset):  # type: ignore[type-arg]
             blocks = ids_of(paths)
         else:
             encode = encoder(self.tokenizer, "tokenizers")
-            blocks = (encode(texts) for texts in texts_of(paths))
+            blocks = (encode(texts) for texts in texts_of(paths, SLOWLY))
         for batch in packed(blocks):
             yield torch.from_numpy(batch.astype(np.int64))
 
