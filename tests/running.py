@@ -116,14 +116,19 @@ class Program:
     """A process of a test. What it says on stderr goes to a file, so that it never waits for a reader."""
 
     def __init__(
-        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str | None] | None = None, **more: Any
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        environment: Mapping[str, str | None] | None = None,
+        prefix: Sequence[str] = (),
+        **more: Any,
     ) -> None:
         number = len(list(folder.glob("err-*")))
         self._errors = folder / f"err-{number}"
         given = {**os.environ, "PYTHONPATH": os.pathsep.join(SOURCES), **(environment or {})}
         with open(self._errors, "wb") as errors:
             self.process = subprocess.Popen(
-                list(arguments),
+                [*prefix, *arguments],
                 env={name: value for name, value in given.items() if value is not None},
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -174,7 +179,9 @@ class Program:
         if self.process.poll() is None:
             self.process.terminate()
             self.end()
-        self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 class Daemon(Program):
@@ -227,7 +234,7 @@ def python(folder: Path, code: str, *arguments: str, **more: Any) -> Program:
 
 def launch(recipe: str, code: str, *arguments: str, workers: int = 1, **more: Any) -> Program:
     """`zephon launch RECIPE -- python -c code`, in a process group of its own, as a shell starts a job."""
-    run = ["--workers", str(workers), "--", sys.executable, "-c", code, *arguments]
+    run = ["--workers", str(workers), "--", "env", sys.executable, "-c", code, *arguments]
     folder = Path(recipe).parent
     return zephon(folder, "launch", recipe, *run, start_new_session=True, **more)
 
@@ -307,7 +314,7 @@ class Ranks:
         return mine
 
     def ids(self, rank: int) -> list[int]:
-        return [int(i) for batch in self.batches[rank] for i in batch["id"]]
+        return [int(i) for batch in self.batches[rank] if len(batch) for i in batch["id"]]
 
     def close(self) -> None:
         for loader in self.loaders:
@@ -359,6 +366,10 @@ class Ledger:
                 assert first == at, f"epoch {epoch}, lane {lane}: record {at} is due, {first} came"
                 at += count
             assert at == end, f"epoch {epoch}, lane {lane} ends at {at}, not at {end}"
+
+    def digest(self, epoch: int, lane: int, first: int, count: int) -> str:
+        """Of these records, as the reference says."""
+        return self._expected(epoch, lane, first, count).digest
 
     def _lane(self, epoch: int, lane: int) -> Block:
         key = self._identity, epoch, lane

@@ -1,13 +1,18 @@
 """Every error a caller may want to handle on its own.
 
-Each message says what happened, where (dataset, shard, row, lane, worker, socket) and what to do next.
+Each message says what happened, where (dataset, shard, row, lane, worker, socket) and what to do next, in one line.
 """
 
 from __future__ import annotations
 
+import re
+
 
 class ZephonError(Exception):
-    """Base of all errors that Zephon raises on purpose."""
+    """Base of all errors that Zephon raises on purpose. What libraries and users' functions say is put on one line."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*(re.sub(r"\s*\n\s*", " ", a).strip() if isinstance(a, str) else a for a in arguments))
 
 
 class SettingError(ZephonError, ValueError):

@@ -254,6 +254,8 @@ def _own(value: Any, as_torch: bool) -> Any:
 
 def _passed_on(batch: Block, name: str, as_torch: bool) -> Any:
     column = batch.fields.get(name)
+    if column is None and not len(batch):  # of a lane that has run out, with drop_last=False
+        return _own(np.empty(0, np.int64), as_torch)
     if column is None:
         raise SettingError(f"extra_fields names {name!r}; this batch has {', '.join(batch.fields) or 'no fields'}")
     if isinstance(column, Fixed):

@@ -84,10 +84,10 @@ def find_socket(socket: str | os.PathLike[str] | None, patience: float) -> str:
     if len(daemons) > 1:
         raise SettingError(
             f"{len(daemons)} daemons of this user are running. Name the socket of one (argument `socket`, or "
-            f"ZEPHON_SOCKET):\n{_listed(daemons)}"
+            f"ZEPHON_SOCKET): {_listed(daemons)}"
         )
     return daemons[0].control_path
 
 
 def _listed(daemons: list[RunningDaemon]) -> str:
-    return "\n".join(f"  {d.control_path}  (recipe {d.recipe}, process {d.pid})" for d in daemons)
+    return "; ".join(f"{d.control_path} (recipe {d.recipe}, process {d.pid})" for d in daemons)

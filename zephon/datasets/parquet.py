@@ -75,7 +75,7 @@ def _ends_of(path: str, size: int) -> tuple[bytes, bytes]:
 
 
 def damaged(path: str, cause: object) -> DatasetError:
-    return DatasetError(f"{path} is not a whole Parquet file: {cause}; write it again or get a whole copy of it")
+    return DatasetError(f"{path} is not a whole Parquet file: {str(cause).strip()}; write it again or get a whole copy of it")
 
 
 class Parquet(FileSource):
