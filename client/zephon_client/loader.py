@@ -59,7 +59,7 @@ class Loader(Iterator[Batch]):
         self._handed: Ready | None = None
         self._ended = False
         """Whether the epoch has ended and the caller has not been told yet."""
-        self._unheard = 0
+        self._unheard = self._ungiven = 0
         self._warned: set[str] = set()
         self._closed = False
         self._connect()
@@ -91,10 +91,12 @@ class Loader(Iterator[Batch]):
                 lane = epoch.lane
                 ready = epoch.next_ready(lane)
                 self._unheard += 1
+                self._ungiven += 1
                 if ready is None or self._unheard > _HEAR_EVERY:
                     self._hear(run)
                     ready = epoch.next_ready(lane)
-                self._give_back(run)
+                if ready is None or self._ungiven > self._connection.feed.slots.spare:
+                    self._give_back(run)
                 over = ready is None and epoch.over(lane)
                 copied = ready is not None and ready.batch is None and self._make(ready, epoch, output)
                 if copied:
@@ -319,7 +321,11 @@ class Loader(Iterator[Batch]):
                 feed.slots.unused(stale)
 
     def _give_back(self, run: Run) -> None:
-        """Returns the slots over which no array lives any more."""
+        """Returns the slots over which no array lives any more.
+
+        While batches are here, several go back together: each message wakes the engine, which may take this very core.
+        """
+        self._ungiven = 0
         self._connection.feed.give_back(run.epoch.number, run.epoch.turns.rounds)
 
     def _warn_of_copies(self, ready: Ready) -> None:

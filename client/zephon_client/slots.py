@@ -38,6 +38,8 @@ class Slots:
         self._mapped: dict[tuple[int, int], Mapped] = {}
         self._current: dict[int, int] = {}
         self._unused: list[SlotKey] = []
+        self.spare = 0
+        """How many slots may be free here without the engine being told: a quarter of the rings."""
 
     def map(self, message: NewSegment, fd: int) -> None:
         """Maps a new segment; `fd` is used up."""
@@ -46,6 +48,8 @@ class Slots:
             segment.close()
             raise ProtocolError(f"{segment.name}: {message.slots} slots of {message.slot_bytes} bytes do not fit")
         self._mapped[message.lane, message.generation] = Mapped(segment, message.slot_bytes, message.slots)
+        newest = {lane: mapped.slots for (lane, _), mapped in sorted(self._mapped.items())}
+        self.spare = sum(newest.values()) // 4
 
     def came(self, ready: BatchReady) -> None:
         """Notes that a slot holds a batch for this client."""
