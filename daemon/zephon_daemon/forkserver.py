@@ -45,7 +45,7 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_T
 KEEPS_PAGES = {
     "ARROW_DEFAULT_MEMORY_POOL": "system",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
 }
 """Environment of the server, unless the user has set another: freed memory of the size of a block is used again and not
 given back to the kernel. Touching new pages costs as much as decoding a row group into them does."""
