@@ -105,6 +105,15 @@ class Epoch:
         if self.turns.deliver(lane, ready.at.records) and self.turns.rounds % _FORGET_EVERY == 0:
             self._forget()
 
+    def is_void(self, ready: Ready) -> bool:
+        """Whether the lane had run out before the state was taken: its empty batch only lets it catch up."""
+        return self.turns.is_void(ready.at.lane, ready.at.records)
+
+    def pass_over(self, ready: Ready) -> BatchReady:
+        """Notes a void batch, which is not handed over."""
+        self.turns.deliver(ready.at.lane, 0)
+        return self._ready[ready.at.lane].popleft().at
+
     def undelivered(self) -> list[BatchReady]:
         """What came in and was not handed over; it never will be."""
         left = [ready.at for queue in self._ready.values() for ready in queue]

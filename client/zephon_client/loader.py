@@ -95,6 +95,9 @@ class Loader(Iterator[Batch]):
                 if ready is None or self._unheard > _HEAR_EVERY:
                     self._hear(run)
                     ready = epoch.next_ready(lane)
+                if ready is not None and epoch.is_void(ready):
+                    self._connection.feed.slots.unused(epoch.pass_over(ready))
+                    continue
                 if ready is None or self._ungiven > self._connection.feed.slots.spare:
                     self._give_back(run)
                 over = ready is None and epoch.over(lane)
