@@ -63,6 +63,7 @@ class WorkerPool:
         self._numbers = 0
         self._lock = threading.Lock()
         self._closing = False
+        self._failure: RunFailed | None = None
         self._wake_us, self._wake_them = pair()
         self._server = ForkServer()
         self._server.start()
@@ -79,6 +80,9 @@ class WorkerPool:
         """Have a task done; its future raises what the task raised."""
         future: Future[Outcome] = Future()
         with self._lock:
+            if self._failure is not None:
+                future.set_exception(self._failure)
+                return future
             self._waiting.append(_Order(task, future))
         self._wake_them.send(b"w")
         return future
@@ -127,7 +131,6 @@ class WorkerPool:
                         self._replace_dead()
                 self._hand_out()
         except Exception as error:  # the pool's thread must not end in silence: whoever waits is told
-            self._closing = True
             self._fail_all(error)
 
     def _hand_out(self) -> None:
@@ -142,6 +145,8 @@ class WorkerPool:
                     port.channel.send(encode(DoTask(self._numbers, STAGE, *order.task)))
 
     def _from_worker(self, port: _Port) -> None:
+        if port.pid not in self._ports:  # its end was noticed first, in the same round of events
+            return
         for payload, fds in port.channel.receive():
             message = decode(payload, expect=(WorkerReady, NewSegment, TaskDone, TaskFailed))
             if isinstance(message, NewSegment):
@@ -161,32 +166,36 @@ class WorkerPool:
             self._selector.unregister(port.channel)
 
     def _replace_dead(self) -> None:
-        for pid, code in self._server.exits():
-            port = self._ports.pop(pid, None)
-            if port is None:
-                continue
-            with suppress(KeyError, ValueError):
-                self._selector.unregister(port.channel)
-            port.channel.close()
-            for segment in port.segments.values():
-                segment.close()
-            how = describe_end(code)
-            for place, order in enumerate(port.orders.values()):
-                if place == 0:
-                    order.deaths.append(how)
-                if len(order.deaths) >= DEATHS:
-                    text = f"{DEATHS} workers died on the same samples ({', '.join(order.deaths)}): {order.task}"
-                    _resolve(order.future, RunFailed(text))
-                else:
-                    with self._lock:
-                        self._waiting.appendleft(order)
-            self._start_worker()
+        while ended := self._server.exits():  # while a start is awaited, further ends may be reported
+            for pid, code in ended:
+                if (port := self._ports.pop(pid, None)) is not None:
+                    self._take_back(port, f"signal {-code}" if code < 0 else f"exit code {code}")
+                    self._start_worker()
+
+    def _take_back(self, port: _Port, how: str) -> None:
+        """What a dead worker had in hand is to be done again, unless it costs too many workers."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(port.channel)
+        port.channel.close()
+        for segment in port.segments.values():
+            segment.close()
+        for place, order in enumerate(port.orders.values()):
+            if place == 0:
+                order.deaths.append(how)
+            if len(order.deaths) >= DEATHS:
+                text = f"{DEATHS} workers died on the same samples ({', '.join(order.deaths)}): {order.task}"
+                _resolve(order.future, RunFailed(text))
+            else:
+                with self._lock:
+                    self._waiting.appendleft(order)
 
     def _fail_all(self, error: Exception) -> None:
+        failure = RunFailed(f"the worker pool failed: {error}")
         with self._lock:
+            self._failure = failure
             orders = [*self._waiting, *(order for port in self._ports.values() for order in port.orders.values())]
         for order in orders:
-            _resolve(order.future, RunFailed(f"the worker pool failed: {error}"))
+            _resolve(order.future, failure)
 
 
 def _resolve(future: Future[Outcome], result: Outcome | ZephonError) -> None:

@@ -125,6 +125,7 @@ class Supervision:
         if how is None:
             try:
                 self._start_due()
+                how = self._notice()  # ends that were reported while a start was awaited wake nobody
             except DaemonUnavailable as error:
                 how = self._notice() or self._lose_server(str(error))
         return how
