@@ -70,6 +70,11 @@ class LaneProducer:
         self._handed_out += 1
         return self._handed_out - 1, self._to_hand_out.popleft()
 
+    @property
+    def upcoming(self) -> int:
+        """The lane's number of the first sample of the next task. Not to be asked when `exhausted`."""
+        return self._to_hand_out[0].low
+
     def is_next(self, number: int) -> bool:
         """Whether that outcome would be pushed at once, and so may lie in borrowed memory."""
         return number == self._pushed and bool(self.plan.back)

@@ -61,10 +61,20 @@ def window_of(plan: Plan, curriculum: Curriculum, lane: int, number: int) -> Win
     return Window(number, chunk, low, high) if low < high else None
 
 
+def samples_a_task(chunk_size: int) -> int:
+    """About `TASK_SAMPLES`: whole chunks, or a whole part of one, so that few tasks read from the same row groups."""
+    if chunk_size <= TASK_SAMPLES:
+        return chunk_size * round(TASK_SAMPLES / chunk_size)
+    return -(-chunk_size // round(chunk_size / TASK_SAMPLES))
+
+
 def tasks_of(window: Window, epoch: int, lane: int, samples: int = TASK_SAMPLES) -> Iterator[Task]:
-    """The window's samples in pieces of at most `samples`."""
-    for low in range(window.low, window.high, samples):
-        yield Task(epoch, lane, low, min(low + samples, window.high))
+    """The window's samples in pieces of at most `samples`, cut at its multiples, which are the same in every lane."""
+    low = window.low
+    while low < window.high:
+        high = min((low // samples + 1) * samples, window.high)
+        yield Task(epoch, lane, low, high)
+        low = high
 
 
 class Front:

@@ -366,14 +366,13 @@ class Engine:
         self._local.append((worker, task_id, future))
         os.eventfd_write(self._wake, 1)
 
-    def _pick(self, serves: Callable[[int], bool]) -> tuple[int, int, Task] | None:
-        """The next task of the lane with the least runway, among the runs that a worker serves."""
+    def _pick(self, serves: Callable[[int], bool], worker: int, workers: int) -> tuple[int, int, Task] | None:
+        """The next task for a worker, of the run with the least runway among those that it serves."""
         best: tuple[float, int, int] | None = None
         for number, live in self._runs.items():
-            if live.failed is None and serves(number):
-                for runway, lane in live.run.candidates():
-                    if best is None or runway < best[0]:
-                        best = (runway, number, lane)
+            chosen = live.run.choose(worker, workers) if live.failed is None and serves(number) else None
+            if chosen is not None and (best is None or chosen[0] < best[0]):
+                best = (chosen[0], number, chosen[1])
         if best is None:
             return None
         _, number, lane = best

@@ -23,12 +23,15 @@ from zephon.producer import LaneProducer
 from zephon.transport.layout import Layout, measure
 from zephon.transport.protocol import Announced, BatchReady, LaneTotal, Released
 from zephon.transport.rings import RingWriter, Slot
-from zephon.windows import Outcome, Task
+from zephon.windows import Outcome, Task, samples_a_task
+from zephon_daemon.scheduler import CREDITS
 
 ENDLESS = 2**62
 SLOTS = 8
 LARGE_RING = 64 << 20
 ANNOUNCEMENTS_KEPT = 64
+SIDE_BY_SIDE = 2
+"""Tasks of one lane in work at once while its ring runs empty."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,11 @@ class Lane:
     def epoch(self) -> int:
         return self.producer.epoch
 
+    @property
+    def runs_dry(self) -> bool:
+        """Whether its ring is half empty or more."""
+        return self.ring is None or 2 * self.ring.in_flight <= self.ring.generation.slots
+
 
 @dataclass
 class Gate:
@@ -123,9 +131,10 @@ class Run:
         checkpoint: Checkpoint | None = None,
         groups: tuple[int, ...] = (),
         slots: int | None = None,
-        task_samples: int = 512,
+        task_samples: int | None = None,
     ) -> None:
-        self.plan, self.slots, self.task_samples = plan, slots, task_samples
+        self.plan, self.slots = plan, slots
+        self.task_samples = task_samples or samples_a_task(plan.chunk_size)
         self.first_epoch = checkpoint.epoch if checkpoint else 0
         self.starts = checkpoint.lanes if checkpoint else {lane: Frontier() for lane in range(plan.lanes)}
         self.owned = [owned_lanes(plan.lanes, dp_degree, group, strategy) for group in range(dp_degree)]
@@ -206,17 +215,49 @@ class Run:
 
     # What the scheduler asks
 
-    def candidates(self) -> Iterator[tuple[float, int]]:
-        """Lanes that could use another task, each with its runway in records: the least runway is served first."""
-        per_task = self.records_made / self.tasks_pushed if self.tasks_pushed else 0.0
+    def choose(self, worker: int, workers: int) -> tuple[float, int] | None:
+        """The lane whose next task suits worker number `worker` of `workers` best, with the lane's runway.
+
+        The least runway is served first. Among lanes that differ by no more than two tasks, one is preferred of which
+        the worker has, or will have, the data decoded already.
+        """
+        found = list(self.candidates(workers))
+        if not found:
+            return None
+        enough = min(found)[0] + 2 * self._records_a_task + 2e-3
+        runway, lane = min(found, key=lambda each: (each[0] > enough, self._home(each[1], workers) != worker, each))
+        return runway, lane
+
+    def candidates(self, workers: int) -> Iterator[tuple[float, int]]:
+        """Lanes that could use another task, each with its runway in records."""
+        per_task = self._records_a_task
+        at_once = max(SIDE_BY_SIDE, -(-workers * CREDITS // max(1, len(self.lanes))))
+        dry = any(lane.runs_dry for lane in self.lanes.values())
         most = max(frontier.records for frontier in self.starts.values())
         for lane in self.lanes.values():
             behind = max(0, most - lane.written) if lane.epoch == self.first_epoch else 0
             enough = 2 * self.plan.microbatch_size + behind
-            runway = len(lane.producer.stream) + lane.producer.outstanding * per_task
-            if runway < enough and not lane.producer.exhausted:
+            held, outstanding = len(lane.producer.stream), lane.producer.outstanding
+            runway = held + outstanding * per_task
+            wanted = runway < enough or (dry and outstanding < at_once and held <= per_task)
+            if wanted and not lane.producer.exhausted:
                 in_ring = lane.ring.in_flight * self.plan.microbatch_size if lane.ring is not None else 0
-                yield runway + in_ring + lane.producer.outstanding * 1e-3, lane.number
+                yield runway + in_ring + outstanding * 1e-3, lane.number
+
+    @property
+    def _records_a_task(self) -> float:
+        return self.records_made / self.tasks_pushed if self.tasks_pushed else 0.0
+
+    def _home(self, lane: int, workers: int) -> int:
+        """The worker that should do the lane's next task.
+
+        Lanes stand side by side in the data. Where chunks are smaller than tasks, the same piece of all lanes lies in
+        the same row groups, so workers take turns piece by piece. Where they are larger each lane has row groups to
+        itself, so workers share out the lanes.
+        """
+        if self.plan.chunk_size > self.task_samples:
+            return lane % workers
+        return (2 * lane + self.lanes[lane].producer.upcoming // self.task_samples % 2) % workers
 
     def next_task(self, lane: int) -> tuple[int, Task] | None:
         """The lane's next task, with its sequence number."""

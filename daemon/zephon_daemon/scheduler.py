@@ -38,6 +38,11 @@ class Worker:
     busy_microseconds: int = 0
 
 
+Pick = Callable[[Callable[[int], bool], int, int], tuple[int, int, Task] | None]
+"""`pick(serves, worker, workers)`: the next task (run, number, task) for one of so many workers, numbered from 0, among
+the runs that it serves; or None."""
+
+
 class Scheduler:
     """Tasks in flight and the workers that have them."""
 
@@ -50,19 +55,15 @@ class Scheduler:
         """A worker is ready for tasks."""
         self.workers[worker] = Worker(credit, serves)
 
-    def assign(
-        self, pick: Callable[[Callable[[int], bool]], tuple[int, int, Task] | None]
-    ) -> list[tuple[Hashable, int, Work]]:
-        """Hand out tasks while workers have credit: (worker, task id, work).
-
-        `pick(serves)` gives the next task (run, number, task) among the runs that a worker serves, or None.
-        """
+    def assign(self, pick: Pick) -> list[tuple[Hashable, int, Work]]:
+        """Hand out tasks while workers have credit: (worker, task id, work)."""
         out: list[tuple[Hashable, int, Work]] = []
+        places = {name: place for place, name in enumerate(self.workers)}
         open_to = [(name, worker) for name, worker in self.workers.items() if len(worker.tasks) < worker.credits]
         while open_to:
             open_to.sort(key=lambda item: len(item[1].tasks))
             name, worker = open_to[0]
-            work = self._next(worker, pick)
+            work = self._next(worker, places[name], pick)
             if work is None:
                 open_to.pop(0)
                 continue
@@ -101,13 +102,11 @@ class Scheduler:
         """A run has ended: what waits to be done again for it is dropped."""
         self._again = deque(work for work in self._again if work.run != run)
 
-    def _next(
-        self, worker: Worker, pick: Callable[[Callable[[int], bool]], tuple[int, int, Task] | None]
-    ) -> Work | None:
+    def _next(self, worker: Worker, place: int, pick: Pick) -> Work | None:
         for _ in range(len(self._again)):
             work = self._again.popleft()
             if worker.serves(work.run):
                 return work
             self._again.append(work)
-        chosen = pick(worker.serves)
+        chosen = pick(worker.serves, place, len(self.workers))
         return Work(*chosen) if chosen else None

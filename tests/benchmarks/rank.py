@@ -54,11 +54,11 @@ class Rank:
             next(self.loader)
         return int(self.loader.rounds)
 
-    def paced(self, batches: int, seconds: float) -> list[float]:
+    def paced(self, batches: int, seconds: float, busy: bool) -> list[float]:
         """Take batches as a trainer does whose step lasts so long; the seconds that each was waited for."""
         waits = []
         for _ in range(batches):
-            time.sleep(seconds)
+            _step(seconds, busy)
             begin = time.perf_counter()
             batch = next(self.loader)
             waits.append(time.perf_counter() - begin)
@@ -97,6 +97,15 @@ class Rank:
     def memory(self) -> int:
         """Bytes that the loader has added to this process."""
         return pss([os.getpid()]) - BEFORE
+
+
+def _step(seconds: float, busy: bool) -> None:
+    """A training step, which keeps this core busy or waits for a device."""
+    if not busy:
+        return time.sleep(seconds)
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
 
 
 def first() -> None:

@@ -157,12 +157,9 @@ class World:
         self.run.check_invariants()
 
     def assign(self) -> None:
-        def pick(serves: Any) -> Any:
-            candidates = sorted(self.run.candidates())
-            if not candidates:
-                return None
-            lane = candidates[0][1]
-            task = self.run.next_task(lane)
+        def pick(serves: Any, worker: int, workers: int) -> Any:
+            chosen = self.run.choose(worker, workers)
+            task = None if chosen is None else self.run.next_task(chosen[1])
             return None if task is None else (0, *task)
 
         self.in_work += self.scheduler.assign(pick)
