@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import warnings
 from functools import cached_property
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -153,11 +152,9 @@ class Tokenize(Stateless):
         if column is None:
             column = Objects([MISSING] * len(block))
         if type(column) is Text:
-            bounds, data = column.offsets.tolist(), column.values.data
             try:
-                texts = [str(data[a:b], "utf-8") for a, b in pairwise(bounds)]
-                return _Texts(texts, np.arange(len(block)))
-            except UnicodeDecodeError:  # a lone surrogate, looked for below
+                return _Texts(_strings(column), np.arange(len(block)))
+            except ValueError:  # a lone surrogate, looked for below
                 pass
         texts, records = [], []
         for record, value in enumerate(column.to_list()):
@@ -221,6 +218,19 @@ class Tokenize(Stateless):
             f"document, from token {at} on. Tokens delivered so far may be wrong as well. Start again with "
             f"{CHOICE}=tokenizers in the environment, and report the document to the makers of fastokens"
         )
+
+
+def _strings(column: Text) -> list[str]:
+    """The texts, made by Arrow: twice as fast as one after another. ValueError for bytes that are not UTF-8."""
+    import pyarrow as pa
+
+    offsets, data = pa.py_buffer(column.offsets), pa.py_buffer(column.values)
+    array = pa.LargeStringArray.from_buffers(len(column), offsets, data)
+    try:
+        strings: list[str] = array.to_numpy(zero_copy_only=False).tolist()
+    except pa.ArrowException as error:
+        raise ValueError(str(error)) from error
+    return strings
 
 
 def _check_length(max_length: int | None, truncation: bool, split: bool, specials: int) -> None:
