@@ -48,7 +48,7 @@ class Pipeline:
     # Building
 
     def decode_text(self, parallelism: int | None = None, **ignored: Any) -> Pipeline:
-        """Fields that hold bytes become str (UTF-8)."""
+        """Fields that hold bytes become str. A record whose bytes are no UTF-8 is a bad one."""
         drop_ignored("decode_text", ignored, ("parallelism",))
         return self._add(DecodeText(), parallelism)
 
@@ -60,7 +60,11 @@ class Pipeline:
         parallelism: int | None = None,
         **ignored: Any,
     ) -> Pipeline:
-        """`fn(payload) -> payload or None` for each record; None drops it."""
+        """`fn(payload) -> payload or None` for each record; None drops it.
+
+        `payload` is a dict of the function's own. An exception, another type, or None with `drop_none=False` makes the
+        record a bad one. The function's code and the values that it reaches are part of the run's identity.
+        """
         drop_ignored("map_transform", ignored, ("fn", "drop_none", "parallelism"))
         return self._add(MapTransform(fn, drop_none=drop_none), parallelism)
 
@@ -82,7 +86,12 @@ class Pipeline:
         parallelism: int | None = None,
         **ignored: Any,
     ) -> Pipeline:
-        """Text in `field` to token ids in `input_ids`."""
+        """Text in `field` to token ids in `input_ids`, int32 of varying length.
+
+        `tokenizer_id` is a `tokenizer.json`, a folder that holds one, or a hub name; `tokenizer` an object with
+        `encode`. `special_tokens`, `max_length` and the other settings: `zephon.ops.tokenize.Tokenize`. Raises
+        SettingError, or TokenizerError where the tokenizer cannot be read or does not tell its end token.
+        """
         drop_ignored("tokenize", ignored, Tokenize.__init__.__annotations__)
         return self._add(
             Tokenize(
@@ -103,8 +112,8 @@ class Pipeline:
         )
 
     def pack_flat(self, max_length: int, *, parallelism: int | None = None, **settings: Any) -> Pipeline:
-        """Token sequences into sequences of exactly `max_length`; see `zephon.ops.pack_flat.PackFlat` for the
-        settings.
+        """Token sequences into sequences of exactly `max_length`: `input_ids` and `positions`, int32 `[max_length]`,
+        and `sequence_length`. `zephon.ops.pack_flat.PackFlat` has the settings.
         """
         known = PackFlat.__init__.__annotations__
         ignored = {name: value for name, value in settings.items() if name not in known}
@@ -117,12 +126,16 @@ class Pipeline:
     def shuffle(
         self, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming", **ignored: Any
     ) -> Pipeline:
-        """Shuffle the records of each lane within a buffer."""
+        """Shuffle the records of each lane: one moves at most about `buffer_size` places, within its window."""
         drop_ignored("shuffle", ignored, ("buffer_size", "seed", "algorithm"))
         return self._add(Shuffle(buffer_size, seed=seed, algorithm=algorithm))
 
     def batch(self, microbatch_size: int, *, drop_last: bool = True, **ignored: Any) -> Pipeline:
-        """Cut each lane into batches of `microbatch_size` records. Comes last."""
+        """Cut each lane into batches of `microbatch_size` records. Comes last.
+
+        With `drop_last=False` the incomplete last round of a finite run comes too: short and empty batches, equally
+        many on every rank.
+        """
         drop_ignored("batch", ignored, ("microbatch_size", "drop_last"))
         if type(microbatch_size) is not int or microbatch_size < 1:
             raise SettingError(f"microbatch_size={microbatch_size!r}: must be a whole number from 1")
@@ -134,7 +147,15 @@ class Pipeline:
         return self
 
     def options(self, **options: Any) -> Pipeline:
-        """Data settings, topology and execution settings; see the guide."""
+        """Data settings, topology and execution settings, each by name.
+
+        - Data: `canonical_replicas`, `flush_every_k_chunks` (a number or "auto"), `on_error`, `even_ends`.
+        - Topology: `dp_degree`, `dp_group_id`, `world_size`, `global_rank` and `batches_per_step` of an embedded run;
+          `mapping_strategy`.
+        - Execution: `runner`, `max_workers`, `prefetch_batches`, `deterministic`.
+
+        Raises SettingError for a value that makes no sense, TypeError for an unknown name.
+        """
         self._change()
         self.data, self.topology, self.execution = apply_options(self.data, self.topology, self.execution, options)
         return self
@@ -144,7 +165,10 @@ class Pipeline:
     def plan(
         self, *, dp_degree: int | None = None, checkpoint: Checkpoint | None = None, allow_changed: Collection[str] = ()
     ) -> Plan:
-        """Resolve the run: from this recipe and, if there is one, a checkpoint."""
+        """Resolve the run: from this recipe and, if there is one, a checkpoint. Counts the datasets' rows.
+
+        Raises DatasetError, SettingError, or CheckpointMismatch with every difference that is not allowed.
+        """
         groups = self.topology.dp_degree if dp_degree is None else dp_degree
         return resolve(
             self.source,
@@ -156,7 +180,10 @@ class Pipeline:
         )
 
     def __iter__(self) -> Iterator[SampleBatch]:
-        """The batches of this epoch, or of what is left of it; iterating again starts the next epoch."""
+        """The batches of this epoch, or of what is left of it; iterating again starts the next epoch.
+
+        Fields are numpy arrays; `to_training` makes torch tensors once torch is loaded.
+        """
         self._running()
         return EpochBatches(self._current)
 

@@ -57,7 +57,17 @@ class MixtureChange:
 
 
 class StaticMixtureWorkSource:
-    """Datasets in fixed proportions, in an order drawn from a seed. The arguments are data settings."""
+    """Datasets in fixed proportions, in an order drawn from a seed. The arguments are data settings.
+
+    - `datasets`: each name once. `mixture`: a weight for each of them, counted in samples; None: by their rows.
+    - `chunk_size`: samples; "auto" is 2048, or less so that a pass is at least 64 rounds of chunks.
+    - `shuffle_shards`, `shuffle_within_shard`: in each pass. `shuffle_block_size`: rows that are shuffled together
+      across shards; "auto" is eight of the largest shard, "global" the whole dataset.
+    - `stop_after_passes`, or `exhausted_policy` ("stop", "repeat"): when an epoch ends.
+    - `lane_assignment`: "permute", a seeded order of the lanes in each round of chunks, or "modulo".
+
+    A dataset's name takes part in the order of its rows. Raises SettingError.
+    """
 
     def __init__(
         self,

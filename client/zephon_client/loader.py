@@ -77,7 +77,11 @@ class Loader(Iterator[Batch]):
         return _RestOfEpoch(self)
 
     def __next__(self) -> Batch:
-        """The next batch; StopIteration at the end of the epoch, after which the next one begins."""
+        """The next batch; StopIteration at the end of the epoch, after which the next one begins.
+
+        Raises what ended the run (RecordError, RunFailed, …), DaemonUnavailable when the daemon is gone or silent, and
+        TopologyError when nothing has moved for `timeout` seconds because ranks are missing.
+        """
         self._check_open()
         if self._ended:
             self._ended = False
@@ -183,7 +187,10 @@ class Loader(Iterator[Batch]):
         return self._run.epoch.number
 
     def state_dict(self) -> dict[str, Any]:
-        """A checkpoint: plain JSON, of the whole run at the end of a round, of this group's lanes inside one."""
+        """A checkpoint: plain JSON, of the whole run at the end of a round, of this group's lanes inside one.
+
+        Makes no request once the run has taken shape, so it also works after `close` and without the daemon.
+        """
         self._check_process()
         run = self._attached()
         with self._undisturbed:
@@ -202,7 +209,11 @@ class Loader(Iterator[Batch]):
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], allow_changed: Sequence[str] = ()) -> None:
-        """Resumes from a checkpoint, before the first batch. `allow_changed` names settings that may differ."""
+        """Resumes from a checkpoint, before the first batch. `allow_changed` names settings that may differ.
+
+        Raises CheckpointError if it is malformed, partial or too late. Whether it fits the recipe is found at the first
+        batch or state: CheckpointMismatch.
+        """
         self._check_open()
         if isinstance(allow_changed, str) or not all(isinstance(name, str) for name in allow_changed):
             raise SettingError(f'allow_changed={allow_changed!r}: must be a list of names, such as ["mixture"]')
@@ -224,7 +235,7 @@ class Loader(Iterator[Batch]):
         self._loaded, self._allow_changed = loaded, list(allow_changed)
 
     def progress(self) -> dict[str, Any]:
-        """What `zephon progress --json` prints. DaemonUnavailable if the daemon does not answer within seconds."""
+        """What `zephon progress --json` prints. Raises DaemonUnavailable if no answer comes within seconds."""
         self._check_open()
         if self._run is not None:
             with self._undisturbed:

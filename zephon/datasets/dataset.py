@@ -36,7 +36,11 @@ class Dataset:
 
     @staticmethod
     def from_path(name: str, path: str | os.PathLike[str], *, fmt: str | None = None) -> Dataset:
-        """The shards at a file, a folder or a glob. `fmt` is `"jsonl"`, `"parquet"` or None: by suffix."""
+        """The shards at a file, a folder or a glob. `fmt` is `"jsonl"`, `"parquet"` or None: by suffix.
+
+        Shards stand in natural order of their path (`zephon.datasets.shards` says what is left out). Raises
+        DatasetError where there is none, SettingError for an unknown `fmt`.
+        """
         found = find_shards(name, path, fmt)
         if found.format == "parquet":
             from zephon.datasets.parquet import Parquet
@@ -48,7 +52,7 @@ class Dataset:
 
     @staticmethod
     def from_dict(name: str, shards: Mapping[str, InMemoryShard]) -> Dataset:
-        """Rows held in memory; shards in the order given."""
+        """Rows held in memory; shards in the order given. Raises DatasetError if there is no row."""
         return Dataset(name, MemorySource(name, shards))
 
     def __repr__(self) -> str:
@@ -86,7 +90,10 @@ class Dataset:
 
     @property
     def digest(self) -> str:
-        """A hash of format, row counts and content, in shard order; of no name or path."""
+        """32 hex digits of format, row counts and content, in shard order; of no name or path.
+
+        Of Parquet it takes the footer and the first and last 64 KiB of each file, of everything else all content.
+        """
         return self.source.digest
 
     def shard_path(self, shard: int) -> str:

@@ -21,7 +21,7 @@ from zephon.errors import DatasetError
 
 
 class InMemoryShard:
-    """Rows as a list of dicts."""
+    """Rows as a list of dicts with str keys. Raises DatasetError for anything else."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]) -> None:
         unchecked: Sequence[Any] = rows

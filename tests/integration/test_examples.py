@@ -1,0 +1,49 @@
+"""The examples of docs/examples, run as their page says."""
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from tests.running import python, zephon
+from zephon.recipe import load_recipe
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+Batches = set[tuple[int, int, str]]
+
+
+def trained(folder: Path, ranks: int, *arguments: str) -> Batches:
+    """(global step, lane, digest) of all that the ranks of one launch were given."""
+    run = [sys.executable, "ranks.py", str(ranks), "train.py", *arguments]
+    with zephon(folder, "launch", "recipe.py", "--workers", "1", "--", *run, cwd=folder) as launched:
+        assert launched.end() == 0, launched.errors
+        lines = [line.split() for line in launched.output.splitlines()]
+    assert [(line[0], line[2], line[6]) for line in lines] == [("step", "lane", "tokens")] * len(lines)
+    return {(int(line[1]), int(line[3]), line[4]) for line in lines}
+
+
+def uninterrupted(folder: Path, steps: int) -> Batches:
+    """The same of a run in this process, as one group."""
+    pipeline = load_recipe(str(folder / "recipe.py")).pipeline()
+    found: Batches = set()
+    step = 1
+    for batch in pipeline:
+        found.add((step, batch.lane, batch.digest))
+        step += batch.ends_round
+        if step > steps:
+            break
+    pipeline.close()
+    return found
+
+
+def test_the_example_gives_every_global_step_the_same_batches_on_4_ranks_and_resumed_on_2(runtime_folder: Path) -> None:
+    folder = runtime_folder / "examples"
+    shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("data", "saved", "__pycache__"))
+    with python(folder, "import runpy; runpy.run_path('make_data.py', run_name='__main__')", cwd=folder) as making:
+        assert making.end() == 0, making.errors
+    before = trained(folder, 4, "--until", "3", "--save", "saved")
+    after = trained(folder, 2, "--until", "6", "--resume", "saved")
+    assert {step for step, _, _ in before} == {1, 2, 3}
+    assert {step for step, _, _ in after} == {4, 5, 6}
+    assert before | after == uninterrupted(folder, 6)
+    assert len(before | after) == 6 * 8
