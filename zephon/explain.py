@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 
 from zephon.lanes import check_topology, owned_lanes
+from zephon.ops.pack_flat import PackFlat
 from zephon.options import Execution
 from zephon.plan import Plan
+from zephon.transport.rings import ring_shape
 
 
 def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str:
@@ -31,12 +33,25 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
         f"windows: {plan.flush_every} chunks of {plan.chunk_size} samples; a resume repeats at most one window a lane"
     )
     lines.append(f"execution: runner {execution.runner}, workers {execution.max_workers or 'as many as cores'}")
+    lines.append(f"memory: {_memory(plan, execution)}")
     for group in range(groups):
         lines.append(f"  group {group} of {groups}: lanes {owned_lanes(plan.lanes, groups, group, strategy)}")
     lines.append(_ends(plan))
     if warning:
         lines.append(f"warning: {warning}")
     return "\n".join(lines)
+
+
+def _memory(plan: Plan, execution: Execution) -> str:
+    """What the lanes' rings will take under a daemon."""
+    packs = [op for op in plan.operators if isinstance(op, PackFlat)]
+    if not packs:
+        return "a ring for each lane, sized by its first batch"
+    columns = 2 if packs[-1].emit_positions else 1
+    batch = plan.microbatch_size * (packs[-1].max_length * 4 * columns + 4)
+    slot_bytes, slots = ring_shape(batch, execution.prefetch_batches)
+    total = slot_bytes * slots * plan.lanes / 2**20
+    return f"rings of about {total:.1f} MiB in all: {plan.lanes} lanes, {slots} slots of {slot_bytes >> 10} KiB each"
 
 
 def _ends(plan: Plan) -> str:

@@ -6,23 +6,16 @@ live here and cannot reach the data path.
 
 from __future__ import annotations
 
-import difflib
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from zephon.arguments import drop_ignored
 from zephon.errors import SettingError
 from zephon.lanes import CONTIGUOUS, INTERLEAVED
 from zephon.plan import DataSettings
 from zephon.runners import RUNNERS
 
-IGNORED_EVERYWHERE = frozenset(
-    {
-        "placement", "use_fast", "padding", "return_tensors", "warmup_growth", "obsolete_drain_rate", "span_source",
-        "indexable", "calibration_replayable",
-    }
-)  # fmt: skip
 IGNORED_OPTIONS = frozenset(
     [
         "run_id",
@@ -81,25 +74,6 @@ _TAKEN = (
     ("dp_degree", "dp_group_id", "mapping_strategy", "batches_per_step"),
     ("runner", "max_workers", "prefetch_batches", "deterministic"),
 )
-
-
-def drop_ignored(
-    method: str,
-    given: Mapping[str, Any],
-    known: Iterable[str],
-    ignored: frozenset[str] = frozenset(),
-    stacklevel: int = 3,
-) -> None:
-    """Warn once about arguments of mechanisms that this design does not have; `TypeError` for unknown ones."""
-    ignored = ignored | IGNORED_EVERYWHERE
-    for name in given:
-        if name not in ignored and not (method == "options" and name.startswith("shm_")):
-            near = difflib.get_close_matches(name, [*known, *ignored], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"{method}() has no argument {name!r}{hint}")
-    if given:
-        names = ", ".join(given)
-        warnings.warn(f"{method}(): ignored, this design has no such mechanism: {names}", stacklevel=stacklevel)
 
 
 def apply_options(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
+from zephon.arguments import drop_ignored
 from zephon.embedded import EmbeddedRun, EpochBatches
 from zephon.errors import RunFailed, SettingError
 from zephon.explain import explain
@@ -19,7 +20,7 @@ from zephon.ops.map_transform import MapTransform
 from zephon.ops.pack_flat import PackFlat
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.tokenize import Tokenize
-from zephon.options import Execution, Topology, apply_options, drop_ignored
+from zephon.options import Execution, Topology, apply_options
 from zephon.plan import DataSettings, Plan, resolve
 from zephon.runners import Pool, make_pool
 from zephon.types import SampleBatch
@@ -46,6 +47,18 @@ class Pipeline:
         self._run: EmbeddedRun | None = None
 
     # Building
+
+    def fetch(self, parallelism: int | None = None, **ignored: Any) -> Pipeline:
+        """An execution hint: reading is implicit, and first."""
+        drop_ignored("fetch", ignored, ("parallelism",))
+        return self._hint("fetch", parallelism)
+
+    def prefetch(self, buffer_size: int = 1024, parallelism: int | None = None, **ignored: Any) -> Pipeline:
+        """An execution hint: lanes are produced ahead of the ranks; see `options(prefetch_batches=...)`."""
+        drop_ignored("prefetch", ignored, ("buffer_size", "parallelism"))
+        if type(buffer_size) is not int or buffer_size < 1:
+            raise SettingError(f"prefetch: buffer_size={buffer_size!r}: must be a whole number from 1")
+        return self._hint("prefetch", parallelism)
 
     def decode_text(self, parallelism: int | None = None, **ignored: Any) -> Pipeline:
         """Fields that hold bytes become str. A record whose bytes are no UTF-8 is a bad one."""
@@ -252,12 +265,17 @@ class Pipeline:
         return self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=checkpoint)
 
     def _add(self, operator: Operator, parallelism: int | None = None) -> Pipeline:
+        self._hint(operator.name, parallelism)
+        self.operators.append(operator)
+        return self
+
+    def _hint(self, name: str, parallelism: int | None) -> Pipeline:
+        """Check a step's place and its hint. All workers run all of the front, so there is nothing to keep of it."""
         self._change()
         if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
-            raise SettingError(f"{operator.name}: parallelism={parallelism!r}: must be None or a whole number from 1")
+            raise SettingError(f"{name}: parallelism={parallelism!r}: must be None or a whole number from 1")
         if self._batched:
-            raise SettingError(f"{operator.name}() after batch(): batch comes last")
-        self.operators.append(operator)
+            raise SettingError(f"{name}() after batch(): batch comes last")
         return self
 
     def _change(self) -> None:

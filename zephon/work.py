@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from zephon.arguments import drop_ignored
 from zephon.curriculum import BlockSize, Curriculum, Shuffling
 from zephon.errors import DatasetError, SettingError
 from zephon.proportions import LARGEST_TOTAL, ChangingProportions, Proportions, checked_weights, integer_weights
@@ -84,7 +85,9 @@ class StaticMixtureWorkSource:
         stop_after_passes: int = _NotGiven(1),
         lane_assignment: Literal["permute", "modulo"] = "permute",
         token_estimation: Any = None,
+        **ignored: Any,
     ) -> None:
+        drop_ignored("StaticMixtureWorkSource", ignored, StaticMixtureWorkSource.__init__.__annotations__)
         self.datasets = _distinct(datasets)
         self.mixture = _fitting(mixture, self.datasets)
         self.chunk_size = chunk_size if chunk_size == "auto" else _whole("chunk_size", chunk_size, '"auto"')

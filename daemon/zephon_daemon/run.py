@@ -22,13 +22,11 @@ from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.transport.layout import Layout, measure
 from zephon.transport.protocol import Announced, BatchReady, LaneTotal, Released
-from zephon.transport.rings import RingWriter, Slot
+from zephon.transport.rings import RingWriter, Slot, ring_shape
 from zephon.windows import Outcome, Task, samples_a_task
 from zephon_daemon.scheduler import CREDITS
 
 ENDLESS = 2**62
-SLOTS = 8
-LARGE_RING = 64 << 20
 ANNOUNCEMENTS_KEPT = 64
 SIDE_BY_SIDE = 2
 """Tasks of one lane in work at once while its ring runs empty."""
@@ -451,8 +449,7 @@ class Run:
 
     def _new_ring(self, lane: Lane, nbytes: int, readers: tuple[int, ...]) -> MakeRing:
         """A first ring, or a larger one: with room to spare, since the next batch may be a little larger still."""
-        slot_bytes = -(-nbytes * 5 // 4 // 4096) * 4096
-        slots = self.slots or max(4, min(SLOTS, LARGE_RING // slot_bytes))
+        slot_bytes, slots = ring_shape(nbytes, self.slots)
         if lane.ring is None:
             lane.ring = RingWriter(slot_bytes, slots)
             shape = lane.ring.generation

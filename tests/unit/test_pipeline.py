@@ -10,8 +10,9 @@ import pytest
 
 from tests.unit.small_recipes import Recipe, dataset, tokenizer
 from zephon import MixtureSpec, Pipeline, StaticMixtureWorkSource
+from zephon.arguments import IGNORED
 from zephon.errors import CheckpointError, SettingError, TopologyError, ZephonError
-from zephon.options import IGNORED_EVERYWHERE, IGNORED_OPTIONS
+from zephon.options import IGNORED_OPTIONS
 
 
 def source(**settings) -> StaticMixtureWorkSource:
@@ -68,7 +69,7 @@ def test_a_running_pipeline_is_not_changed():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", sorted(IGNORED_EVERYWHERE))
+@pytest.mark.parametrize("name", sorted(IGNORED))
 def test_an_ignored_argument_is_accepted_and_named_once_in_a_warning(method, name):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

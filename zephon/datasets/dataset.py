@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zephon.arguments import drop_ignored
 from zephon.columns import Block, IntArray
 from zephon.datasets.fetch import gather
 from zephon.datasets.memory import InMemoryShard, MemorySource
@@ -35,12 +36,13 @@ class Dataset:
         self.name, self.source = name, source
 
     @staticmethod
-    def from_path(name: str, path: str | os.PathLike[str], *, fmt: str | None = None) -> Dataset:
+    def from_path(name: str, path: str | os.PathLike[str], *, fmt: str | None = None, **ignored: Any) -> Dataset:
         """The shards at a file, a folder or a glob. `fmt` is `"jsonl"`, `"parquet"` or None: by suffix.
 
         Shards stand in natural order of their path (`zephon.datasets.shards` says what is left out). Raises
         DatasetError where there is none, SettingError for an unknown `fmt`.
         """
+        drop_ignored("Dataset.from_path", ignored, ("name", "path", "fmt"))
         found = find_shards(name, path, fmt)
         if found.format == "parquet":
             from zephon.datasets.parquet import Parquet

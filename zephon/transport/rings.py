@@ -40,6 +40,18 @@ from zephon.errors import ProtocolError
 Bytes = npt.NDArray[np.uint8]
 
 
+PAGE = 4096
+SLOTS = 8
+LARGE_RING = 64 << 20
+
+
+def ring_shape(nbytes: int, slots: int | None = None) -> tuple[int, int]:
+    """`(slot_bytes, slots)` of a ring for payloads of about `nbytes`: with a quarter to spare, and eight slots unless
+    told otherwise or (from 64 MiB a ring on) fewer, but four at least."""
+    slot_bytes = -(-nbytes * 5 // 4 // PAGE) * PAGE
+    return slot_bytes, slots or max(4, min(SLOTS, LARGE_RING // slot_bytes))
+
+
 @dataclass(frozen=True, slots=True)
 class Slot:
     """One slot: `offset` bytes into the segment of its generation."""
