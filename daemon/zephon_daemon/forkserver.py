@@ -39,7 +39,9 @@ from zephon.transport.messages import decode, encode, message
 from zephon_daemon.bootstrap import command
 from zephon_daemon.lifelines import die_with, watch
 
-QUIET = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+QUIET = {
+    "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "FASTOKENS_BPE_THREADS": "1", "OMP_NUM_THREADS": "1",
+}  # fmt: skip
 """Environment of the server: libraries start no threads of their own; parallelism comes from workers."""
 
 KEEPS_PAGES = {

@@ -28,7 +28,7 @@ def environment(**more: str) -> dict[str, str]:
     """For child processes: they find the repository's packages, installed or not, and one thread for each library."""
     paths = [str(REPOSITORY / part) for part in ("", "daemon", "client")]
     inherited = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    quiet = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
+    quiet = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "FASTOKENS_BPE_THREADS": "1"}
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([*paths, *inherited]), **more}
 
 

@@ -29,6 +29,7 @@ log = logging.getLogger("zephon.tokenize")
 
 CHOICE = "ZEPHON_TOKENIZER_BACKEND"
 """The environment variable that, set to `tokenizers`, leaves the fast library out."""
+POOL_SIZES = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 CHECK_ONE_IN = 2000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 32, 1 << 18
 
@@ -210,13 +211,11 @@ def _first(texts: list[str]) -> list[str]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """A thread pool that starts in here has one thread, unless the user has set its size."""
-    name = "RAYON_NUM_THREADS"
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "1"
+    """Thread pools that start in here have one thread, unless the user has set their size."""
+    missing = [name for name in POOL_SIZES if name not in os.environ]
+    os.environ.update(dict.fromkeys(missing, "1"))
     try:
         yield
     finally:
-        os.environ.pop(name, None)
+        for name in missing:
+            os.environ.pop(name, None)

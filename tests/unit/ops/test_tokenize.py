@@ -445,3 +445,4 @@ def test_loading_leaves_the_processs_own_thread_settings_alone(
     monkeypatch.delenv("RAYON_NUM_THREADS")
     Tokenize(tokenizer_id=tokenizer_file, field="text").setup()
     assert "RAYON_NUM_THREADS" not in os.environ
+    assert "FASTOKENS_BPE_THREADS" not in os.environ
