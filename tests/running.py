@@ -1,8 +1,8 @@
 """Real daemons, launches and ranks for tests. Every wait has a limit, and nothing waits for time to pass.
 
-`Daemon` is `zephon daemon` as a process; `launch` starts `zephon launch`, `python` any program of a test. `Ranks` are all
-ranks of a run in this process, each with a Loader and a thread of its own; what they deliver goes into a `Ledger`, which
-compares it with the reference execution (`zephon.windows.run_window`).
+`Daemon` is `zephon daemon` as a process; `launch` starts `zephon launch`, `python` any program of a test. `Ranks` are
+all ranks of a run in this process, each with a Loader and a thread of its own; what they deliver goes into a `Ledger`,
+which compares it with the reference execution (`zephon.windows.run_window`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from tests.unit.small_recipes import expected_ends, reference
 from zephon import merge_checkpoints
 from zephon.batches import Batch
 from zephon.columns import Block, canonical
+from zephon.errors import ZephonError
 from zephon.plan import Plan
 from zephon.recipe import load_recipe
 from zephon_client import connect
@@ -100,7 +101,8 @@ def mixed(size, pack="wrap", drop_last=True, lanes=8, web=0.6, **options):
 def mixed(folder: Path, pipelines: Mapping[str, str], rows: tuple[int, int] = (600, 400)) -> str:
     """A recipe over JSON lines and Parquet, tokenised, packed and shuffled; `pipelines` are arguments of `mixed`."""
     COUNT(rows[0], 3, folder / "web")
-    COUNT(rows[1], 2, folder / "code", suffix=".parquet", row=lambda i: {"id": i, "text": f"def f{i}(): return {i * i}"})
+    function = lambda i: {"id": i, "text": f"def f{i}(): return {i * i}"}  # noqa: E731
+    COUNT(rows[1], 2, folder / "code", suffix=".parquet", row=function)
     byte_tokenizer(folder / "tokenizer.json")
     return write_recipe(folder, MIXED + "".join(f"{name} = mixed({how})\n" for name, how in pipelines.items()))
 
@@ -174,11 +176,12 @@ class Program:
     def __enter__(self: T) -> T:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        assert self.process.stdout is not None
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.process.poll() is None:
             self.process.terminate()
             self.end()
+        if kind is not None and self.errors:
+            print(f"process {self.pid} ended with {self.process.returncode} and said:\n{self.errors}")
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
@@ -243,7 +246,7 @@ def launch(recipe: str, code: str, *arguments: str, workers: int = 1, **more: An
 
 
 class Ranks:
-    """All ranks of a run in this process, `readers` for each of `dp` groups. Rank `i` belongs to group `i // readers`."""
+    """All ranks of a run in this process, `readers` for each of `dp` groups. Rank `i` is of group `i // readers`."""
 
     def __init__(
         self,
@@ -288,6 +291,15 @@ class Ranks:
             return done
 
         return self.each(act)
+
+    def refused(self, rank: int, kind: type[ZephonError]) -> ZephonError:
+        """The error that a rank gets, now or after some batches."""
+        try:
+            while self._take(rank) is not None:
+                pass
+        except kind as error:
+            return error
+        raise AssertionError(f"rank {rank} came to the end of its data")
 
     def take(self, counts: Sequence[int]) -> None:
         """So many batches of each rank."""

@@ -53,7 +53,7 @@ def test_case_C1_a_new_job_starts_at_once_after_any_signal_to_launcher_and_then_
 ) -> None:
     recipe = counting(runtime_folder, 2000, 4, lanes=4, batch=2, source=ENDLESS)
     shared = set(os.listdir("/dev/shm"))
-    for _ in range(amount(2, 20)):
+    for _ in range(amount(1, 20)):
         with launch(recipe, RANKS) as job:
             pids, _ = at_step_5(job)
             assert len(pids) >= 1 + 1 + 4 + 4, "launcher, command, ranks; daemon, fork server, engine, worker"
@@ -130,8 +130,17 @@ def test_case_D5_all_ranks_are_killed_and_the_daemon_leaves_with_the_command(run
         assert not os.path.exists(socket)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("whom", ["launcher", "daemon", "engine", "forkserver", "command"])
+@pytest.mark.parametrize(
+    ("whom", "number"),
+    [
+        ("launcher", signal.SIGTERM),
+        ("launcher", signal.SIGKILL),
+        ("daemon", signal.SIGTERM),
+        ("engine", signal.SIGKILL),
+        ("forkserver", signal.SIGKILL),
+        ("command", signal.SIGTERM),
+    ],
+)
 def test_case_D5_whoever_is_ended_nothing_stays(runtime_folder: Path, whom: str, number: int) -> None:
     recipe = counting(runtime_folder, 2000, 4, lanes=4, batch=2, source=ENDLESS)
     with launch(recipe, RANKS) as job:

@@ -1,7 +1,7 @@
-"""What is wrong with recipe, data, topology or checkpoint is one line that says what and what to do, and an exit status.
+"""What is wrong with recipe, data, topology or checkpoint is one line: what it is, what to do, and an exit status.
 
-0 done, 1 the check failed, 2 usage, 3 cannot start, 130 interrupted. Ranks get an exception of `zephon.errors` whose text
-is one line. No traceback of ours reaches the user, and nothing is left behind (every test of this folder checks that).
+0 done, 1 the check failed, 2 usage, 3 cannot start, 130 interrupted. Ranks get an exception of `zephon.errors` whose
+text is one line. No traceback of ours reaches the user, and nothing is left behind (every test of this folder checks).
 """
 
 from __future__ import annotations
@@ -124,6 +124,10 @@ RECIPES: dict[Callable[[Path], str], list[str]] = {
 }
 
 
+ALSO_BY_THE_DAEMON = (no_parquet, cut_parquet, no_tokenizer, bad_tokenizer, senseless, raises, leaves)
+"""Each of these shows at another moment; `zephon launch` below has one more."""
+
+
 @pytest.mark.parametrize("make", RECIPES)
 def test_a_recipe_or_data_that_cannot_be_used_is_one_line_and_status_3(
     make: Callable[[Path], str], runtime_folder: Path
@@ -133,6 +137,8 @@ def test_a_recipe_or_data_that_cannot_be_used_is_one_line_and_status_3(
     with zephon(runtime_folder, "explain", recipe) as explain:
         assert explain.end() == 3
         _one_line(explain.errors, "zephon explain: ", RECIPES[make])
+    if make not in ALSO_BY_THE_DAEMON:
+        return
     with Daemon(recipe, workers=1, ready=False) as daemon:
         if not daemon.line().startswith("zephon daemon ready"):
             assert daemon.end() == 3
@@ -250,8 +256,8 @@ def test_a_rank_is_told_in_one_line_and_again(
 
 def test_more_groups_than_lanes_are_refused_on_every_rank(daemon: Daemon) -> None:
     with Ranks(daemon.socket, 5) as ranks:
-        for raised in ranks.each(lambda rank: pytest.raises(TopologyError, next, ranks.loaders[rank])):
-            _one_line(str(raised.value), "", ["5", "4 lanes", "canonical_replicas"])
+        for error in ranks.each(lambda rank: ranks.refused(rank, TopologyError)):
+            _one_line(str(error), "", ["5", "4 lanes", "canonical_replicas"])
     with Ranks(daemon.socket, 4) as ranks:
         ranks.rounds()
 
@@ -303,8 +309,8 @@ def test_a_checkpoint_of_another_run_is_refused_with_what_differs(daemon: Daemon
         state = ranks.state()
     for pipeline, facts in (("other_data", ["datasets"]), ("shuffled", ["steps"])):
         with Ranks(daemon.socket, 2, state, pipeline=pipeline) as ranks:
-            for raised in ranks.each(lambda rank: pytest.raises(CheckpointMismatch, next, ranks.loaders[rank])):
-                _one_line(str(raised.value), "the checkpoint belongs to another run", [*facts, "allow_changed"])
+            for error in ranks.each(lambda rank: ranks.refused(rank, CheckpointMismatch)):
+                _one_line(str(error), "the checkpoint belongs to another run", [*facts, "allow_changed"])
 
 
 def test_two_ranks_that_bring_different_checkpoints_are_told_whose(daemon: Daemon) -> None:

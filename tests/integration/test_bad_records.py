@@ -14,7 +14,7 @@ from zephon.recipe import load_recipe
 
 RECIPE = """
 def rows(**options):
-    source = StaticMixtureWorkSource([Dataset.from_path("d", HERE / "data")], mixture=None, shuffle_shards=False, chunk_size=16)
+    source = StaticMixtureWorkSource([Dataset.from_path("d", HERE / "data")], mixture=None, chunk_size=16)
     return Pipeline(source).batch(3, drop_last=False).options(canonical_replicas=2, **options)
 pipeline = rows()
 skips = rows(on_error="skip")
@@ -43,10 +43,7 @@ def test_case_E1_a_broken_line_is_an_error_with_all_facts_again_and_again(runtim
         def act(rank: int) -> list[str]:
             said = []
             for _ in range(3):
-                with pytest.raises(RecordError) as raised:
-                    while ranks._take(rank) is not None:
-                        pass
-                said.append(str(raised.value))
+                said.append(str(ranks.refused(rank, RecordError)))
             return said
 
         for said in ranks.each(act):
@@ -87,15 +84,14 @@ def test_case_E1_a_broken_line_is_skipped_and_counted_also_over_a_stop(runtime_f
         with Ranks(daemon.socket, 2, again, pipeline="skips") as ranks:
             ranks.rounds()
             last = [[b.digest for b in batches] for batches in ranks.batches]
-    assert [a + b for a, b in zip(first, ([d for d in e[120:122]] for e in expected))] == [e[:122] for e in expected]
+    assert first == [e[:120] for e in expected]
     assert last == [e[122:] for e in expected]
 
 
 def test_case_J4_an_operator_that_raises_is_named_with_its_record(runtime_folder: Path) -> None:
     with Daemon(make(runtime_folder)) as daemon, Ranks(daemon.socket, 1, pipeline="divides") as ranks:
-        with pytest.raises(RecordError) as raised:
-            ranks.rounds()
-    error = raised.value
+        error = ranks.refused(0, RecordError)
+    assert isinstance(error, RecordError)
     assert (error.dataset, error.row, error.operator) == ("good", 27, "map_transform")
     assert error.shard.endswith("part-00003.jsonl")
     assert "ZeroDivisionError" in error.cause

@@ -183,7 +183,11 @@ def test_case_K2_fewer_records_than_lanes_end_evenly_too(runtime_folder: Path, d
     recipe = counting(runtime_folder, 1, 1, lanes=4, batch=1)
     text = Path(recipe).read_text().replace(".batch(1)", f".batch(1, drop_last={drop_last})")
     Path(recipe).write_text(text)
-    with Daemon(recipe, workers=1) as daemon, Ranks(daemon.socket, 4) as ranks, warnings.catch_warnings(record=True) as said:
+    with (
+        Daemon(recipe, workers=1) as daemon,
+        Ranks(daemon.socket, 4) as ranks,
+        warnings.catch_warnings(record=True) as said,
+    ):
         warnings.simplefilter("always")
         assert ranks.rounds() == [steps] * 4
         assert [sum(map(len, batches)) for batches in ranks.batches].count(1) == steps

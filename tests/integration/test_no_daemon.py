@@ -28,7 +28,8 @@ def test_case_D10_a_rank_ends_within_seconds(runtime_folder: Path) -> None:
     code = "from zephon_client import connect\nconnect('/nowhere/s.sock', output='numpy')"
     with python(runtime_folder, code) as rank:
         assert rank.end(8) == 1
-        assert rank.errors.splitlines()[-1].startswith("zephon.errors.DaemonUnavailable: no daemon listens on /nowhere/s.sock")
+        last = rank.errors.splitlines()[-1]
+        assert last.startswith("zephon.errors.DaemonUnavailable: no daemon listens on /nowhere/s.sock")
 
 
 def test_progress_is_one_line_and_status_3(runtime_folder: Path) -> None:

@@ -12,7 +12,7 @@ from tests.running import Daemon, Program, counting, launch, living, python, unt
 OPEN = {
     "with": "with connect(output='numpy') as loader:\n    {body}\n",
     "bare": "loader = connect(output='numpy')\n{body}\n",
-    "kept": "loader = connect(output='numpy')\nkept = [next(loader) for _ in range(3)]\nviews = [b['id'] for b in kept]\n{body}\n",
+    "kept": "loader = connect(output='numpy')\nkept = [next(loader) for _ in range(3)]\nids = kept[0]['id']\n{body}\n",
 }  # fmt: skip
 ENDS = {
     "normal": ("sum(len(batch) for batch in loader)", 0),

@@ -44,7 +44,8 @@ def other_user(runtime_folder: Path) -> dict[str, Any]:
     for name in ("run2", "cache2"):
         (runtime_folder / name).mkdir(mode=0o700)
         os.chown(runtime_folder / name, NOBODY, NOBODY)
-    rights = ("--inh-caps=-all,+dac_read_search", "--ambient-caps=+dac_read_search", "--bounding-set=-all,+dac_read_search")
+    only = "-all,+dac_read_search"
+    rights = (f"--inh-caps={only}", "--ambient-caps=+dac_read_search", f"--bounding-set={only}")
     ids = (f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     environment = {
         "XDG_RUNTIME_DIR": str(runtime_folder / "run2"), "ZEPHON_CACHE": str(runtime_folder / "cache2"), "HOME": "/tmp"
@@ -113,7 +114,7 @@ def test_case_D12_sockets_work_however_long_the_folder_and_the_name(
 ) -> None:
     recipe = counting(runtime_folder, 64, 1, lanes=1, batch=4)
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    for length in (108, 180, 60, 100, 107)[: amount(2, 5)]:
+    for length in (180, 108, 60, 100, 107)[: amount(1, 5)]:
         base = tempfile.mkdtemp(prefix="z", dir="/tmp")
         folder = Path(base, "x" * (length - len(base) - 1))
         folder.mkdir()

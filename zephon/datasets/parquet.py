@@ -75,7 +75,8 @@ def _ends_of(path: str, size: int) -> tuple[bytes, bytes]:
 
 
 def damaged(path: str, cause: object) -> DatasetError:
-    return DatasetError(f"{path} is not a whole Parquet file: {str(cause).strip()}; write it again or get a whole copy of it")
+    said = str(cause).strip()
+    return DatasetError(f"{path} is not a whole Parquet file: {said}; write it again or get a whole copy of it")
 
 
 class Parquet(FileSource):
