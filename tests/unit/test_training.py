@@ -220,6 +220,11 @@ def test_fields_are_renamed_left_out_and_passed_on() -> None:
     assert not np.shares_memory(found["quality"], block.fields["score"].values)  # type: ignore[attr-defined]
 
 
+def test_extra_fields_of_a_batch_without_records_are_empty() -> None:
+    made = to_training(Block.empty(), output="numpy", extra_fields=["id"])
+    assert made["id"].shape == (0,)
+
+
 @pytest.mark.parametrize("block", [Block.empty(), packed([[1, 2, 3]]).slice(0, 0), tokens([1]).slice(0, 0)])
 @pytest.mark.parametrize("flatten", [False, True])
 @pytest.mark.parametrize("labels", [False, True])
