@@ -31,7 +31,7 @@ from zephon.errors import DatasetError
 
 _MARK = b"PAR1"
 _TAIL = 64 << 10
-_WHOLE = 8 << 20  # a row group up to this size is one segment
+_WHOLE = 4 << 20  # a row group up to this size is one segment
 _SEGMENT = 4 << 20
 
 
@@ -158,7 +158,8 @@ class _OpenParquet:
         return step
 
     def _segment(self, group: int, number: int, names: tuple[str, ...], step: int) -> pa.RecordBatch:
-        decoded = resources().decoded
+        whole = step >= self._file.metadata.row_group(group).num_rows
+        decoded = resources().row_groups if whole else resources().segments
         key = (self._key, group, names)
         found = decoded.find((*key, number))
         if found is not None:
@@ -190,6 +191,7 @@ class _Cursor:
     def __init__(self, file: pq.ParquetFile, group: int, names: tuple[str, ...], step: int) -> None:
         self._batches = file.iter_batches(step, row_groups=[group], columns=list(names), use_threads=False)
         self._names, self._step, self._left = list(names), step, file.metadata.row_group(group).num_rows
+        self._rest: pa.RecordBatch | None = None
         self.next = 0
 
     @property
@@ -200,9 +202,12 @@ class _Cursor:
         parts, wanted = [], min(self._step, self._left)
         held = 0
         while held < wanted:
-            batch = next(self._batches, None)
-            if batch is None or held + batch.num_rows > wanted:
+            batch = next(self._batches, None) if self._rest is None else self._rest
+            self._rest = None
+            if batch is None:
                 raise pa.ArrowInvalid(f"a row group ends after {held} of {wanted} rows")
+            if batch.num_rows > wanted - held:  # all cursors of a file get batches as long as its newest one asked for
+                batch, self._rest = batch.slice(0, wanted - held), batch.slice(wanted - held)
             parts.append(batch)
             held += batch.num_rows
         self._left -= wanted

@@ -166,6 +166,20 @@ def test_a_large_row_group_is_decoded_step_by_step_within_bounded_memory(
     assert [int(v) for v in fetch(dataset, [3, 1999, 0]).fields["t"].to_list()] == [3, 1999, 0]
 
 
+def test_large_row_groups_of_different_widths_are_read_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet, "_WHOLE", 1 << 10)
+    monkeypatch.setattr(parquet, "_SEGMENT", 4 << 10)
+    rows = [f"{i:0100d}" for i in range(300)] + [f"{i:0170d}" for i in range(300, 600)]
+    pq.write_table(pa.table({"t": rows}), tmp_path / "a.parquet", row_group_size=300, use_dictionary=False)
+    dataset = Dataset.from_path("d", tmp_path / "a.parquet")
+    for low in range(0, 300, 25):
+        for first in (low, 300 + low):
+            block = fetch(dataset, range(first, first + 25))
+            assert [int(text) for text in block.fields["t"].to_list()] == list(range(first, first + 25))
+
+
 def test_decoded_segments_and_open_files_are_bounded(tmp_path: Path) -> None:
     for i in range(40):
         pq.write_table(pa.table({"a": [i]}), tmp_path / f"{i}.parquet")
