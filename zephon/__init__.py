@@ -33,7 +33,13 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'zephon' has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    try:
+        return getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("zephon"):
+            raise
+        text = f"zephon.{name} needs the package {error.name!r}: pip install 'zephon[daemon]'"
+        raise ModuleNotFoundError(text, name=error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -16,8 +16,10 @@ class LaneStream:
     them.
     """
 
-    def __init__(self, first: int, drop: int = 0) -> None:
+    def __init__(self, first: int, drop: int = 0, empty: Block | None = None) -> None:
+        """`drop` records at the beginning are left out; `empty` is what a batch without any record looks like."""
         self.first = first
+        self._empty = Block.empty() if empty is None else empty
         self._drop = drop
         self._blocks: deque[Block] = deque()
         self._used = 0
@@ -61,4 +63,4 @@ class LaneStream:
             if self._used == len(block):
                 self._blocks.popleft()
                 self._used = 0
-        return canonical(Block.concat(parts))
+        return canonical(Block.concat(parts or [self._empty]))

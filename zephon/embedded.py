@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from zephon.errors import RunFailed
 from zephon.frontiers import Checkpoint, Frontier
-from zephon.lanes import RoundRobin, owned_lanes, released_rounds
+from zephon.lanes import RoundRobin, epoch_end_report, owned_lanes, released_rounds
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.runners import Pool
@@ -107,8 +107,13 @@ class EmbeddedRun:
 
     def end_epoch(self) -> None:
         """Go on to the next epoch."""
-        if not self._delivered and not self.turns.most:
-            warnings.warn(self._nothing(), stacklevel=3)
+        reached = self.turns.most + self.turns.rounds * self.plan.microbatch_size
+        known = {lane: run.produced for lane, run in self._runs.items()}
+        skipped = sum(run.producer.skipped for run in self._runs.values())
+        size, lanes = self.plan.microbatch_size, self.plan.lanes
+        report = epoch_end_report(self.epoch, known, reached, size, lanes, skipped)
+        if report is not None:
+            warnings.warn(report, stacklevel=4)
         self._begin(self.epoch + 1, None)
 
     def _guarded(self, step: Callable[[], T]) -> T:
@@ -183,14 +188,6 @@ class EmbeddedRun:
         elif self._delivered:
             lanes = {lane: run.producer.frontier(self.turns.records[lane]) for lane, run in self._runs.items()}
         return Checkpoint(self.plan.identity, epoch, lanes).to_json()
-
-    def _nothing(self) -> str:
-        made = sum(run.produced for run in self._runs.values())
-        return (
-            f"epoch {self.epoch} has no full round: {made} records on lanes {self.lanes}, and a round takes "
-            f"{self.plan.microbatch_size} from every lane. Use fewer lanes, a smaller microbatch_size, or "
-            "batch(..., drop_last=False)."
-        )
 
 
 def _warn_own_end(run: EmbeddedRun) -> None:

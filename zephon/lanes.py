@@ -128,6 +128,32 @@ def batch_round(until: int, most: int, microbatch_size: int) -> int:
     return -(-(until - most) // microbatch_size)
 
 
+def epoch_end_report(
+    epoch: int, known: Mapping[int, int], reached: int, microbatch_size: int, lanes: int, skipped: int
+) -> str | None:
+    """What to tell the user when an epoch ends; None if there is nothing worth a warning.
+
+    `known` are the records that lanes are known to have, `reached` the record at which all were stopped. An incomplete
+    last round is left out as a matter of course; more than that is said, as are an epoch without any round, and bad
+    records.
+    """
+    bad = f" {skipped} bad records were skipped." if skipped else ""
+    if not reached:
+        return (
+            f"epoch {epoch} has no full round: {sum(known.values())} records on {len(known)} lanes, and a round takes "
+            f"{microbatch_size} from each of the run's {lanes} lanes.{bad} Use fewer lanes, a smaller microbatch_size, "
+            "or batch(..., drop_last=False)."
+        )
+    left_out = sum(max(0, records - reached) for records in known.values())
+    if left_out >= microbatch_size * lanes:
+        return (
+            f"epoch {epoch} ended with {left_out} records left out, more than its incomplete last round: all lanes end "
+            f"with the shortest, at {reached} records, and the longest has {max(known.values())}.{bad} Use fewer lanes "
+            "or more data, or batch(..., drop_last=False) to deliver them in short batches."
+        )
+    return f"epoch {epoch} ended:{bad}" if bad else None
+
+
 def check_step(batches_per_step: int | None, lanes: Iterable[int]) -> None:
     """Refuse a step that is not a whole number of rounds."""
     owned = len(list(lanes))

@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from zephon.columns import Block
 from zephon.errors import CheckpointMismatch, DatasetError, SettingError
 from zephon.frontiers import Checkpoint
 from zephon.lanes import window_at, window_start
@@ -94,6 +95,14 @@ class Plan:
         return needed
 
     @property
+    def empty(self) -> Block:
+        """A batch without records, with the fields that the operators' settings say it has."""
+        block = Block.empty()
+        for operator in self.operators:
+            block = operator.empty(block)
+        return block
+
+    @property
     def dataset_names(self) -> tuple[str, ...]:
         return tuple(dataset.name for dataset in self.source.datasets)
 
@@ -133,6 +142,10 @@ def resolve(
             raise DatasetError(f"dataset {dataset.name!r} has no rows: {dataset.location}")
     saved = checkpoint.identity if checkpoint else {}
     seed = int(saved.get("seed", source.seed))
+    if seed != source.seed:
+        warnings.warn(
+            f"the run keeps the checkpoint's seed {seed}, not the recipe's {source.seed}", stacklevel=2
+        )
     lanes = settings.canonical_replicas or int(saved.get("canonical_replicas", 0))
     if not lanes:
         lanes = dp_degree

@@ -26,7 +26,7 @@ class LaneProducer:
     def __init__(self, plan: Plan, epoch: int, lane: int, start: Frontier, task_samples: int = TASK_SAMPLES) -> None:
         self.plan, self.epoch, self.lane = plan, epoch, lane
         self.announcements: list[Announcement] = [start.announcement]
-        self.stream = LaneStream(start.records, drop=start.offset)
+        self.stream = LaneStream(start.records, start.offset, plan.empty)
         self.skipped = start.skipped
         self.samples = 0
         self.counters: dict[str, int] = {}

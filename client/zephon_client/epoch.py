@@ -14,7 +14,7 @@ from typing import Any
 
 from zephon.errors import ProtocolError
 from zephon.frontiers import Announcement, Frontier, frontier_at
-from zephon.lanes import RoundRobin
+from zephon.lanes import RoundRobin, epoch_end_report
 from zephon.transport.protocol import Announced, BatchReady, LaneTotal, Released
 
 _FORGET_EVERY = 64
@@ -44,6 +44,7 @@ class Epoch:
         self._drop_last = drop_last
         self._windows: dict[int, list[Announcement]] = {lane: [f.announcement] for lane, f in starts.items()}
         self._totals: dict[int, int] = {}
+        self._skipped: dict[int, int] = {}
         self._ready: dict[int, deque[Ready]] = {lane: deque() for lane in owned}
 
     # What the engine says
@@ -61,6 +62,7 @@ class Epoch:
                 windows.append(Announcement(message.chunk, message.records, message.skipped))
         elif isinstance(message, LaneTotal):
             self._totals[message.lane] = message.records
+            self._skipped[message.lane] = message.skipped
         else:
             self.rounds, self.final = message.rounds, message.final
 
@@ -141,6 +143,13 @@ class Epoch:
             lane: frontier_at(windows, turns.records.get(lane, min(stands, self._totals.get(lane, stands))))
             for lane, windows in self._windows.items()
         }
+
+    def end_report(self) -> str | None:
+        """What to tell the user of an epoch that is over."""
+        turns = self.turns
+        reached = turns.most + turns.rounds * turns.microbatch_size
+        skipped = sum(self._skipped.values())
+        return epoch_end_report(self.number, self._totals, reached, turns.microbatch_size, len(self.starts), skipped)
 
     def _forget(self) -> None:
         """Drops windows that no state from now on will name."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from dataclasses import dataclass
 
 from zephon.errors import DaemonUnavailable, RunFailed, TopologyError, ZephonError
@@ -26,6 +27,7 @@ class Limits:
     silent: float = 10.0
     hungry: float = 1.0
     look: float = 1.0
+    told: float = 10.0
 
 
 class Waiting:
@@ -36,7 +38,7 @@ class Waiting:
         self._lane, self._epoch = lane, epoch
         self._heard, self._moved = feed.heard, feed.moved
         self._waited = self._silent = self._stalled = 0.0
-        self._answered = False
+        self._answered = self._told = False
 
     def step(self) -> None:
         """Sleeps until something arrives, for a second at most. Raises when the wait has no prospect."""
@@ -45,6 +47,9 @@ class Waiting:
             self._heard, self._silent, self._answered = feed.heard, 0.0, self._waited >= limits.hungry
         if feed.moved != self._moved:
             self._moved, self._stalled = feed.moved, 0.0
+        if self._waited >= limits.told and not self._told and feed.reason:
+            self._told = True
+            warnings.warn(f"no batch for {self._waited:.0f} s: {feed.reason}", stacklevel=4)
         if self._waited >= limits.hungry:
             if self._silent >= min(limits.silent, limits.stalled):
                 raise self._no_sign()

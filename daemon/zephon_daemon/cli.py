@@ -17,6 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
+from zephon import __version__
 from zephon.errors import ZephonError
 
 DONE, FAILED, USAGE, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 130
@@ -44,6 +45,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"zephon {arguments.name}: {' '.join(str(error).split())}", file=sys.stderr)
         return CANNOT_START
+    except ModuleNotFoundError as error:
+        if debug or error.name is None or error.name.startswith("zephon"):
+            raise
+        print(
+            f"zephon {arguments.name}: needs the package {error.name!r}: pip install 'zephon[daemon]'", file=sys.stderr
+        )
+        return CANNOT_START
     except BrokenPipeError:  # a reader such as `head` has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return DONE
@@ -69,6 +77,7 @@ def default_socket(recipe: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="zephon", description="A deterministic, elastic data loader service.")
+    parser.add_argument("--version", action="version", version=f"zephon {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Any, text: str, **settings: Any) -> argparse.ArgumentParser:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import selectors
 import time
@@ -45,7 +46,10 @@ from zephon_daemon.worker import failure
 TICK_SECONDS = 1.0
 TASKS_AHEAD_LOCAL = 2
 STAGES_KEPT = 4
+REPORTS_LOGGED = 20
 LANES_REPORTED = 128
+
+_log = logging.getLogger("zephon.engine")
 
 
 @dataclass
@@ -60,6 +64,7 @@ class LiveRun:
     pool: Pool | None = None
     stage: int | None = None
     failed: p.Failed | None = None
+    reported: int = 0
 
 
 @dataclass
@@ -383,6 +388,10 @@ class Engine:
         self._moved += 1
         for report in outcome.reports:
             self._errors.append(report)
+            if live.reported < REPORTS_LOGGED:
+                live.reported += 1
+                more = "; further ones are only counted" if live.reported == REPORTS_LOGGED else ""
+                _log.warning("%s%s", report, more)
         try:
             self._carry_out(live, live.run.outcome(work.task.lane, work.task.epoch, work.number, outcome))
         except Exception as error:  # an accumulator, or a stateless operator after one, failed

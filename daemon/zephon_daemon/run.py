@@ -317,7 +317,7 @@ class Run:
             for chunk, records, skipped in lane.producer.announcements[1 : lane.announced]:
                 yield Tell(client, Announced(lane.number, lane.epoch, chunk, records, skipped), droppable=True)
             if lane.total_told:
-                yield Tell(client, LaneTotal(lane.number, lane.epoch, lane.producer.stream.produced))
+                yield Tell(client, self._total(lane))
 
     def _advance(self, lane: Lane) -> list[Instruction]:
         """Do for a lane whatever can be done now."""
@@ -352,8 +352,12 @@ class Run:
             lane.announced = ANNOUNCEMENTS_KEPT
         if producer.ended and not lane.total_told:
             lane.total_told = True
-            message_total = LaneTotal(lane.number, lane.epoch, producer.stream.produced)
-            yield from [Tell(client, message_total) for client in self.readers]
+            yield from [Tell(client, self._total(lane)) for client in self.readers]
+
+    @staticmethod
+    def _total(lane: Lane) -> LaneTotal:
+        producer = lane.producer
+        return LaneTotal(lane.number, lane.epoch, producer.stream.produced, producer.skipped)
 
     def _release(self, lane: Lane) -> list[Instruction]:
         """Bring the gate of the lane's epoch up to date; tell its readers if rounds were released."""

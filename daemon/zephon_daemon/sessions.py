@@ -419,6 +419,8 @@ class Sessions:
         owned = owned_lanes(lanes, hello.dp_degree, hello.dp_group_id, run.strategy)
         check_step(hello.batches_per_step, owned)
         warnings = [*run.plan.warnings, warning] if warning else run.plan.warnings
+        if hello.dp_group_id:  # they concern the whole run: one group says them
+            warnings = []
         return replace(run.plan, owned=owned, warnings=list(dict.fromkeys(warnings)))
 
     def _hand_over(self, client: Client) -> list[Instruction]:
@@ -467,9 +469,7 @@ class Sessions:
 
 def _check_hello(hello: Hello) -> None:
     if hello.dp_degree < 1 or hello.group_readers < 1:
-        raise SettingError(
-            f"dp_degree={hello.dp_degree}, group_readers={hello.group_readers}: both must be at least 1"
-        )
+        raise SettingError(f"dp_degree={hello.dp_degree}, group_readers={hello.group_readers}: both must be at least 1")
     if not 0 <= hello.dp_group_id < hello.dp_degree:
         raise TopologyError(
             f"dp_group_id={hello.dp_group_id} with dp_degree={hello.dp_degree}: must be in 0..{hello.dp_degree - 1}"

@@ -10,11 +10,14 @@ none decides that for itself.
 
 from __future__ import annotations
 
+import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from zephon.columns import Block
+import numpy as np
+
+from zephon.columns import Block, IntArray
 from zephon.errors import RecordError
 
 
@@ -25,6 +28,8 @@ class Named(Protocol):
     def name(self) -> str: ...
 
     def shard_path(self, shard: int) -> str: ...
+
+    def fetch(self, shard: int, rows: IntArray, fields: frozenset[str] | None, faults: Faults) -> Block: ...
 
 
 class Faults:
@@ -37,6 +42,16 @@ class Faults:
         self.on_error, self.datasets = on_error, datasets
         self.skipped = 0
         self.reports: list[str] = []
+
+    def lacks(self, sample: tuple[int, int, int], operator: str, fields: Sequence[str], expected: str) -> None:
+        """Report a record that has none of these fields; the error says which fields its sample has."""
+        cause = f"field {' or '.join(map(repr, fields))}: expected {expected}, found no such field"
+        if self.on_error != "skip" and sample[0] < len(self.datasets):
+            here = self.datasets[sample[0]].fetch(sample[1], np.array([sample[2]]), None, Faults())
+            near = difflib.get_close_matches(fields[0], here.fields, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            cause += f" (the sample has: {', '.join(here.fields)}{hint})"
+        self.bad(sample, operator, cause)
 
     def bad(self, sample: tuple[int, int, int], operator: str, cause: str | BaseException) -> None:
         """Report one bad record. Returns only if it is to be left out; otherwise raises `RecordError`."""
@@ -78,6 +93,10 @@ class Operator(ABC):
     def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
         """The fields it needs from upstream, given those that are needed of its output. None means all."""
         return downstream
+
+    def empty(self, block: Block) -> Block:
+        """No record, with the fields that the operator's output has, as far as its settings say them."""
+        return block
 
     def setup(self) -> None:  # noqa: B027
         """Called once in the process that runs the operator, before the first record. Calling it again does nothing."""

@@ -117,6 +117,13 @@ class PackFlat(Stateful):
         names = AUTO if self.tokens_field == "auto" else (self.tokens_field,)
         return frozenset({*names, LOSS_MASK})
 
+    def empty(self, block: Block) -> Block:
+        rows = np.empty((0, self.max_length), np.int32)
+        fields: dict[str, Column] = {"input_ids": Fixed(rows), "sequence_length": Fixed(np.empty(0, np.int32))}
+        if self.emit_positions:
+            fields["positions"] = Fixed(rows)
+        return block.with_fields(fields)
+
     def accumulator(self, key: WindowKey) -> Accumulator:
         return _Wrapping(self) if self.algorithm == "wrap" else _Binning(self)
 

@@ -86,8 +86,10 @@ def _each(block: Block, names: tuple[str, ...], operator: str, faults: Faults) -
         )
         tokens = _ids(value)
         mask = None if masks[record] is MISSING or masks[record] is None else _weights(masks[record])
-        wrong = _wrong(name, names, value, tokens, mask, masks[record])
-        if wrong:
+        wrong = _wrong(name, value, tokens, mask, masks[record])
+        if value is MISSING:
+            faults.lacks(block.sample_of(record), operator, names, "token ids")
+        elif wrong:
             faults.bad(block.sample_of(record), operator, wrong)
         elif tokens is not None and len(tokens):
             parts.append(tokens)
@@ -107,14 +109,11 @@ def _each(block: Block, names: tuple[str, ...], operator: str, faults: Faults) -
 
 def _wrong(
     name: str,
-    names: tuple[str, ...],
     value: Any,
     tokens: AnyArray | None,
     mask: AnyArray | None,
     given_mask: Any,
 ) -> str | None:
-    if value is MISSING:
-        return f"field {' or '.join(map(repr, names))}: expected token ids, found no such field"
     if tokens is None:
         return f"field {name!r}: expected token ids (a list of integers up to {_LARGEST}), found {_described(value)}"
     if given_mask is MISSING or given_mask is None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zephon.columns import MISSING, AnyArray, Block, Column, IntArray, Objects, Ragged, Text, spans
+from zephon.columns import MISSING, AnyArray, Block, Column, Fixed, IntArray, Objects, Ragged, Text, spans
 from zephon.errors import SettingError, TokenizerError
 from zephon.ops.base import Faults, Stateless
 from zephon.ops.tokenizer_backend import CHOICE, Backend, Disagreement, Encoded, load_backend
@@ -114,6 +114,11 @@ class Tokenize(Stateless):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_backend": None}
 
+    def empty(self, block: Block) -> Block:
+        names = ["input_ids", *(["attention_mask"] if self.add_attention_mask else [])]
+        tokens: dict[str, Column] = {name: Fixed(np.empty((0, 0), np.int32)) for name in names}
+        return block.with_fields({**(block.fields if self.preserve_upstream_payload else {}), **tokens})
+
     def setup(self) -> None:
         self._loaded()
 
@@ -162,6 +167,8 @@ class Tokenize(Stateless):
             if wrong is None:
                 texts.append(value)
                 records.append(record)
+            elif value is MISSING and wrong:
+                faults.lacks(block.sample_of(record), self.name, [self.field], "str")
             elif wrong:
                 faults.bad(block.sample_of(record), self.name, wrong)
         return _Texts(texts, np.array(records, np.int64))

@@ -211,11 +211,12 @@ class Announced:
 @message("lane_total")
 @dataclass(frozen=True, slots=True)
 class LaneTotal:
-    """The lane has this many records in the epoch, all told."""
+    """The lane has this many records in the epoch, all told, and `skipped` bad ones were left out."""
 
     lane: int
     epoch: int
     records: int
+    skipped: int
 
 
 @message("released")

@@ -4,6 +4,7 @@ It speaks `zephon.transport.protocol` and produces made-up lanes: record `i` of 
 `(e * 100 + l) * 100_000 + i`, and a window begins every `window` records. What a test wants otherwise it sets:
 `hold` lanes, `release` rounds by hand, `answers` to requests.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -337,7 +338,7 @@ class Peer:
         if not self.shape.by_hand:
             self._tell(client, p.Released(epoch, *self._rounds(epoch)))
         for lane, total in enumerate(self.shape.totals or []):
-            self._tell(client, p.LaneTotal(lane, epoch, total))
+            self._tell(client, p.LaneTotal(lane, epoch, total, 0))
         self._produce()
 
     def _most(self, epoch: int) -> int:
@@ -354,7 +355,8 @@ class Peer:
     def _produce(self) -> None:
         for number, guest in list(self.guests.items()):
             readers = [
-                n for n, g in self.guests.items()
+                n
+                for n, g in self.guests.items()
                 if g.hello.dp_group_id == guest.hello.dp_group_id and g.epoch == guest.epoch and g.channel is not None
             ]
             if guest.epoch < 0 or len(readers) < guest.hello.group_readers or number != readers[0]:

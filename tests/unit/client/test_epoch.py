@@ -185,7 +185,7 @@ def test_a_state_inside_the_first_round_of_a_resumed_run_never_speaks_for_lanes_
 
 def test_a_lane_that_has_ended_stands_at_its_total_in_a_state_of_the_whole_run() -> None:
     run = Run(attached(4, [0, 1], 2, NEW, drop_last=False))
-    told(run, Released(0, 4, True), LaneTotal(1, 0, 3), LaneTotal(2, 0, 1))
+    told(run, Released(0, 4, True), LaneTotal(1, 0, 3, 0), LaneTotal(2, 0, 1, 0))
     told(run, *(ready(lane, first, min(2, max(0, (8, 3)[lane] - first))) for lane in (0, 1) for first in (0, 2)))
     deliver_all(run)
     assert {lane: f.records for lane, f in run.checkpoint().lanes.items()} == {0: 4, 1: 3, 2: 1, 3: 4}
