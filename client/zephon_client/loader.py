@@ -142,7 +142,6 @@ class Loader(Iterator[Batch]):
         """Goes on to the next epoch; StopIteration unless the epoch was over when its state was loaded."""
         epoch = run.epoch
         again = run.resumed_at_end
-        nothing = not epoch.turns.rounds and not epoch.turns.most
         with self._undisturbed:
             for left in run.advance():
                 self._connection.feed.slots.unused(left)
@@ -151,13 +150,9 @@ class Loader(Iterator[Batch]):
         if again:
             self._begin(run)
             return
-        if nothing:
-            warnings.warn(
-                f"epoch {epoch.number} has no full round: a round takes {epoch.turns.microbatch_size} records from "
-                f"each of the run's {run.plan.lanes} lanes. Use fewer lanes, a smaller microbatch_size, or "
-                "batch(..., drop_last=False).",
-                stacklevel=3,
-            )
+        report = epoch.end_report() if self._settings.dp_group_id == 0 else None
+        if report is not None:
+            warnings.warn(report, stacklevel=4)
         self._ended = False
         raise StopIteration
 
