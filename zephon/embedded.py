@@ -70,6 +70,7 @@ class EmbeddedRun:
         self.plan, self.pool = plan, pool
         self.lanes = owned_lanes(plan.lanes, dp_degree, group, strategy)
         self._alone = dp_degree == 1
+        self._groups = dp_degree, group, strategy
         self._task_samples = task_samples
         self._failure: Exception | None = None
         self._runs: dict[int, LaneRun] = {}
@@ -96,9 +97,35 @@ class EmbeddedRun:
 
     def settle(self) -> int:
         """The epoch to deliver from. A state that turns out to be at its epoch's end begins the next one at once."""
-        if self.turns.most and not self._delivered and self.at_end():
+        if self.turns.most and not self._delivered and self.at_end() and self._others_at_end():
             self._begin(self.epoch + 1, None)
         return self.epoch
+
+    def _others_at_end(self) -> bool:
+        """Whether no other group has anything left of the epoch either, so that all groups begin the next one.
+
+        After a stop inside the last round one may have, and then all end the epoch before they begin another.
+        """
+        if self._alone or not self.plan.settings.even_ends:
+            return True
+        degree, own, strategy = self._groups
+        state = Checkpoint(self.plan.identity, self.epoch, dict(self._starts))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            others = (
+                EmbeddedRun(
+                    self.plan,
+                    self.pool,
+                    dp_degree=degree,
+                    group=group,
+                    strategy=strategy,
+                    checkpoint=state,
+                    task_samples=self._task_samples,
+                )
+                for group in range(degree)
+                if group != own
+            )
+            return all(other.at_end() for other in others)
 
     def next_batch(self) -> SampleBatch | None:
         """The next batch, or None at the end of the epoch. After an error every further call raises it again."""

@@ -128,6 +128,19 @@ def batch_round(until: int, most: int, microbatch_size: int) -> int:
     return -(-(until - most) // microbatch_size)
 
 
+def is_spent(
+    starts: Mapping[int, int], totals: Mapping[int, int], most: int, rounds: int, microbatch_size: int
+) -> bool:
+    """Whether a state was the end of its epoch: no lane has a record left in the `rounds` that may be delivered.
+
+    To be asked of all lanes that end together, so that their groups agree on when the next epoch begins.
+    """
+    return not any(
+        start < totals[lane] and batch_round(batch_end(start, most, microbatch_size), most, microbatch_size) <= rounds
+        for lane, start in starts.items()
+    )
+
+
 def epoch_end_report(
     epoch: int, known: Mapping[int, int], reached: int, microbatch_size: int, lanes: int, skipped: int
 ) -> str | None:
@@ -147,7 +160,7 @@ def epoch_end_report(
     left_out = sum(max(0, records - reached) for records in known.values())
     if left_out >= microbatch_size * lanes:
         return (
-            f"epoch {epoch} ended with {left_out} records left out, more than its incomplete last round: all lanes end "
+            f"epoch {epoch} ended with at least {left_out} records left out, more than its incomplete last round: all lanes end "
             f"with the shortest, at {reached} records, and the longest has {max(known.values())}.{bad} Use fewer lanes "
             "or more data, or batch(..., drop_last=False) to deliver them in short batches."
         )

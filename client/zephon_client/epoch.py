@@ -38,7 +38,7 @@ class Epoch:
         self.starts = dict(starts)
         most = max(frontier.records for frontier in starts.values())
         self.turns = RoundRobin({lane: starts[lane].records for lane in owned}, most, microbatch_size)
-        self.rounds, self.final = 0, False
+        self.rounds, self.final, self.spent = 0, False, False
         self.touched = False
         """Whether anything was delivered."""
         self._drop_last = drop_last
@@ -64,7 +64,7 @@ class Epoch:
             self._totals[message.lane] = message.records
             self._skipped[message.lane] = message.skipped
         else:
-            self.rounds, self.final = message.rounds, message.final
+            self.rounds, self.final, self.spent = message.rounds, message.final, message.spent
 
     # Turns
 

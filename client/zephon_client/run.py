@@ -32,8 +32,11 @@ class Run:
 
     @property
     def resumed_at_end(self) -> bool:
-        """Whether the loaded state turns out to be the end of its epoch; ask when the epoch is over."""
-        return self._first and not self.epoch.touched and self.epoch.turns.most > 0
+        """Whether the loaded state turns out to be the end of its epoch; ask when the epoch is over.
+
+        The engine says so, of all lanes: this rank may have nothing left where others have, and then all end it.
+        """
+        return self._first and self.epoch.spent and self.epoch.turns.most > 0
 
     @property
     def rounds(self) -> int:

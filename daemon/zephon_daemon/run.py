@@ -17,7 +17,7 @@ from typing import Any
 from zephon.columns import Block
 from zephon.errors import ProtocolError
 from zephon.frontiers import Checkpoint, Frontier
-from zephon.lanes import batch_end, batch_round, owned_lanes, released_rounds
+from zephon.lanes import batch_end, batch_round, is_spent, owned_lanes, released_rounds
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.transport.layout import Layout, measure
@@ -167,7 +167,7 @@ class Run:
         for lane in list(self.lanes.values()):
             out += self._advance(lane)
         gate = self._gate(epoch, reader.group)
-        out.append(Tell(client, Released(epoch, gate.rounds, gate.final)))
+        out.append(Tell(client, self._released(epoch, gate)))
         return out
 
     def leave(self, client: int) -> list[Instruction]:
@@ -370,7 +370,7 @@ class Run:
         if before == (gate.rounds, gate.final):
             return []
         scope = set(gate.produced)
-        message = Released(lane.epoch, gate.rounds, gate.final)
+        message = self._released(lane.epoch, gate)
         out: list[Instruction] = [
             Tell(r.client, message)
             for r in self.readers.values()
@@ -408,6 +408,15 @@ class Run:
             gate.produced, gate.ended, gate.most, self.plan.microbatch_size, self.plan.settings.drop_last
         )
         gate.rounds, gate.final = max(gate.rounds, rounds), gate.final or final
+
+    def _released(self, epoch: int, gate: Gate) -> Released:
+        starts = {lane: self.starts[lane].records for lane in gate.produced}
+        spent = (
+            gate.final
+            and epoch == self.first_epoch
+            and is_spent(starts, gate.produced, gate.most, gate.rounds, self.plan.microbatch_size)
+        )
+        return Released(epoch, gate.rounds, gate.final, spent)
 
     def _round(self, lane: Lane) -> int:
         """The round that the lane's next batch belongs to."""

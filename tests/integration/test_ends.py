@@ -178,6 +178,22 @@ def test_case_B3_a_state_at_an_epochs_end_starts_the_next_one(runtime_folder: Pa
         ledger.check(epoch, dict.fromkeys(range(8), 12))
 
 
+def test_after_a_stop_inside_the_last_round_a_rank_with_nothing_left_ends_the_epoch_with_the_others(
+    runtime_folder: Path,
+) -> None:
+    recipe = counting(runtime_folder, 3, 1, lanes=8, batch=4)
+    Path(recipe).write_text(Path(recipe).read_text().replace(".batch(4)", ".batch(4, drop_last=False)"))
+    with Daemon(recipe, workers=1) as daemon:
+        with Ranks(daemon.socket, 1) as ranks:
+            ranks.take([1])
+            state = ranks.state()
+        with Ranks(daemon.socket, 2, state) as ranks:  # lanes 1 and 2 have a record left, group 1 has none
+            ranks.rounds()
+            assert [loader.epoch for loader in ranks.loaders] == [1, 1]
+            assert [len(batches) for batches in ranks.batches] == [2, 0]
+            assert ranks.rounds() == [1, 1]
+
+
 @pytest.mark.parametrize(("drop_last", "steps"), [(True, 0), (False, 1)])
 def test_case_K2_fewer_records_than_lanes_end_evenly_too(runtime_folder: Path, drop_last: bool, steps: int) -> None:
     recipe = counting(runtime_folder, 1, 1, lanes=4, batch=1)

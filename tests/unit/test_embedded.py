@@ -191,6 +191,17 @@ def test_a_state_of_all_groups_at_their_ends_begins_the_next_epoch_and_not_an_em
     assert list(resumed)
 
 
+def test_after_a_stop_inside_the_last_round_a_group_with_nothing_left_ends_the_epoch_with_the_others():
+    recipe = Recipe(rows=(3,), lanes=8, drop_last=False)
+    whole = recipe.pipeline()
+    next(iter(whole))
+    for group, left in ((0, 2), (1, 0)):
+        pipeline = recipe.pipeline(dp_degree=2, dp_group_id=group).restore(whole.checkpoint())
+        assert pipeline.epoch == 0
+        assert len(list(pipeline)) == left
+        assert pipeline.epoch == 1
+
+
 def test_a_state_of_one_group_holds_its_own_lanes_and_restores_only_when_merged():
     pipeline = quiet(lambda: counted(64, dp_degree=2, dp_group_id=1))
     next(iter(pipeline))

@@ -222,11 +222,15 @@ class LaneTotal:
 @message("released")
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Rounds up to `rounds` may be delivered; with `final` there are no more in this epoch."""
+    """Rounds up to `rounds` may be delivered; with `final` there are no more in this epoch.
+
+    `spent`: the state that was loaded was the end of this epoch, so no lane that takes part has a record left of it.
+    """
 
     epoch: int
     rounds: int
     final: bool
+    spent: bool = False
 
 
 @message("alive")

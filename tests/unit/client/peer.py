@@ -22,7 +22,7 @@ import zmq
 
 from zephon.columns import Block, Bytes, Fixed, Text, canonical, joined
 from zephon.frontiers import Frontier, complete_checkpoint
-from zephon.lanes import batch_end, owned_lanes, released_rounds
+from zephon.lanes import batch_end, is_spent, owned_lanes, released_rounds
 from zephon.transport import protocol as p
 from zephon.transport.channels import Channel, listen
 from zephon.transport.endpoints import data_path
@@ -336,7 +336,8 @@ class Peer:
     def _begin(self, client: int, epoch: int) -> None:
         self.guests[client].epoch = epoch
         if not self.shape.by_hand:
-            self._tell(client, p.Released(epoch, *self._rounds(epoch)))
+            rounds, final = self._rounds(epoch)
+            self._tell(client, p.Released(epoch, rounds, final, final and self._spent(epoch, rounds)))
         for lane, total in enumerate(self.shape.totals or []):
             self._tell(client, p.LaneTotal(lane, epoch, total, 0))
         self._produce()
@@ -351,6 +352,12 @@ class Peer:
             return ENDLESS, False
         known = dict(enumerate(totals))
         return released_rounds(known, known, self._most(epoch), self.shape.microbatch, self.shape.drop_last)
+
+    def _spent(self, epoch: int, rounds: int) -> bool:
+        assert self.starts is not None
+        assert self.shape.totals is not None
+        starts, totals = {lane: f.records for lane, f in enumerate(self.starts)}, dict(enumerate(self.shape.totals))
+        return epoch == self.first_epoch and is_spent(starts, totals, self._most(epoch), rounds, self.shape.microbatch)
 
     def _produce(self) -> None:
         for number, guest in list(self.guests.items()):
