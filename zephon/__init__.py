@@ -38,7 +38,7 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("zephon"):
             raise
-        text = f"zephon.{name} needs the package {error.name!r}: pip install 'zephon[daemon]'"
+        text = f"zephon.{name} needs the package {error.name!r}: pip install '.[daemon]' in a clone of its repository"
         raise ModuleNotFoundError(text, name=error.name) from error
 
 

@@ -74,6 +74,6 @@ def make_pool(name: str, front: Front, workers: int) -> Pool:
     if name == "process":
         found = list(entry_points(group="zephon.runners", name="process"))
         if not found:
-            raise SettingError('runner="process" needs the node daemon\'s package: pip install "zephon[daemon]"')
+            raise SettingError('runner="process" needs the node daemon\'s package, zephon_daemon, to be installed')
         return found[0].load()(front, workers)  # type: ignore[no-any-return]
     raise SettingError(f"runner={name!r}: must be one of {', '.join(RUNNERS)}")

@@ -48,9 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if debug or error.name is None or error.name.startswith("zephon"):
             raise
-        print(
-            f"zephon {arguments.name}: needs the package {error.name!r}: pip install 'zephon[daemon]'", file=sys.stderr
-        )
+        hint = f"needs the package {error.name!r}: pip install '.[daemon]' in a clone of its repository"
+        print(f"zephon {arguments.name}: {hint}", file=sys.stderr)
         return CANNOT_START
     except BrokenPipeError:  # a reader such as `head` has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -28,8 +28,8 @@ import zmq
 from zephon.errors import ProtocolError, SettingError, ZephonError
 from zephon.recipe import split_name
 from zephon.transport import protocol as p
-from zephon.transport.channels import Channel, Listener, answers, listen
-from zephon.transport.endpoints import announce, data_path, running_daemons, withdraw
+from zephon.transport.channels import Channel, Listener, answers, connect, listen
+from zephon.transport.endpoints import announce, data_path, withdraw
 from zephon.transport.messages import decode, encode
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch
@@ -198,13 +198,8 @@ class Daemon:
             finally:
                 os.umask(before)
         except SettingError as error:
-            other = next((each for each in running_daemons() if each.control_path == path), None)
-            if other is None:
-                raise CannotStart(str(error)) from error
-            raise CannotStart(
-                f"another daemon, process {other.pid}, serves {path} already (recipe {other.recipe}). "
-                "End it, or choose another --socket."
-            ) from error
+            other = _who_serves(path) if self._listener is None else None
+            raise CannotStart(other or str(error)) from error
         except OSError as error:  # zmq's errors are such, too
             raise CannotStart(f"cannot listen on {path}: {error.strerror or error}") from error
         self._bound = True
@@ -522,6 +517,17 @@ class Daemon:
             "engine_state": state,
             "engine": engine,
         }
+
+
+def _who_serves(path: str) -> str | None:
+    """What to say of the process that holds the socket; None if it does not answer."""
+    try:
+        serving = connect(data_path(path), 1.0)
+    except (ZephonError, OSError):
+        return None
+    pid = serving.peer().pid
+    serving.close()
+    return f"process {pid} serves {path} already. End it, or choose another --socket."
 
 
 def _check_free(path: str) -> None:

@@ -62,7 +62,7 @@ def demo(folder: Path, scale: Scale) -> int:
     """The demo in a folder of its own; returns the exit status."""
     missing = [name for name in ("torch", "matplotlib") if find_spec(name) is None]
     if missing:
-        _say(f"needs {' and '.join(missing)}, which are not installed: pip install 'zephon[demo]'", error=True)
+        _say(f"needs {' and '.join(missing)}, which are not installed: pip install '.[demo]'", error=True)
         return CANNOT_START
     try:
         with _sigterm_as_interrupt():
