@@ -39,6 +39,7 @@ from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
 from zephon.transport.segments import Segment
 from zephon.windows import Front, Outcome, Task
+from zephon_daemon.pages import give_back
 from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
 from zephon_daemon.scheduler import Scheduler, Work
 from zephon_daemon.worker import failure
@@ -196,6 +197,7 @@ class Engine:
             self._to_daemon(p.RunRefused(order.run, "RecipeError", f"{type(error).__name__}: {error}"))
             return
         self._runs[order.run] = live
+        give_back()
         plan, run = live.run.plan, live.run
         starts = [run.starts[lane] for lane in range(plan.lanes)]
         attached = p.Attached(

@@ -38,19 +38,12 @@ from zephon.transport.channels import Channel, pair
 from zephon.transport.messages import decode, encode, message
 from zephon_daemon.bootstrap import command
 from zephon_daemon.lifelines import die_with, watch
+from zephon_daemon.pages import KEEP
 
 QUIET = {
     "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "FASTOKENS_BPE_THREADS": "1", "OMP_NUM_THREADS": "1",
 }  # fmt: skip
 """Environment of the server: libraries start no threads of their own; parallelism comes from workers."""
-
-KEEPS_PAGES = {
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
-}
-"""Environment of the server, unless the user has set another: freed memory of the size of a block is used again and not
-given back to the kernel. Touching new pages costs as much as decoding a row group into them does."""
 
 PRELOAD = (
     "numpy",
@@ -132,7 +125,7 @@ class ForkServer:
         """Starts the server. It loads its libraries while this process goes on."""
         assert self._process is None
         mine, its = pair()
-        environment = {**KEEPS_PAGES, **os.environ, **QUIET}
+        environment = {**KEEP, **os.environ, **QUIET}
         environment.pop("NOTIFY_SOCKET", None)
         number = its.fileno()
         try:

@@ -34,6 +34,7 @@ from zephon.transport.protocol import (
 from zephon.transport.rings import RingWriter
 from zephon.transport.segments import Segment
 from zephon.windows import Front, Outcome, Task
+from zephon_daemon.pages import give_back
 
 SLOTS = 2
 SMALLEST_SLOT = 256 << 10
@@ -47,6 +48,7 @@ class Worker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._stages: dict[int, Front] = {}
+        self._fresh: set[int] = set()
         self._tasks: deque[DoTask] = deque()
         self._ring: RingWriter | None = None
         self._segments: dict[int, Segment] = {}
@@ -81,6 +83,7 @@ class Worker:
         front: Front = cloudpickle.loads(memory.array[: message.nbytes].tobytes())
         memory.close()
         self._stages[message.stage] = front
+        self._fresh.add(message.stage)
 
     def _free(self, message: SlotFree) -> None:
         assert self._ring is not None
@@ -93,6 +96,9 @@ class Worker:
         try:
             front = self._stages[order.stage]
             front.setup()
+            if order.stage in self._fresh:
+                self._fresh.discard(order.stage)
+                give_back()
             outcome = front.run(Task(order.epoch, order.lane, order.low, order.high))
             self._deliver(order, outcome, started)
         except Exception as error:  # whatever a user's function raises is reported, with the worker's traceback

@@ -86,7 +86,7 @@ class Resources:
         self.files = Recent(64)
         self.tables = Recent(256)
         self.parquet = Recent(32)
-        self.row_groups = Recent(24 << 20)  # one that falls out costs its own decoding
+        self.row_groups = Recent(16 << 20)  # one that falls out costs its own decoding
         self.segments = Recent(64 << 20)  # of large row groups: to go back in one means to decode it from its start
 
 
