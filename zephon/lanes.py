@@ -161,8 +161,8 @@ def epoch_end_report(
     if left_out >= microbatch_size * lanes:
         return (
             f"epoch {epoch} ended with at least {left_out} records left out, more than its incomplete last round: all "
-            f"lanes end with the shortest, at {reached} records, and the longest has {max(known.values())}.{bad} Use fewer lanes "
-            "or more data, or batch(..., drop_last=False) to deliver them in short batches."
+            f"lanes end with the shortest, at {reached} records, and the longest has {max(known.values())}.{bad} Use "
+            "fewer lanes or more data, or batch(..., drop_last=False) to deliver them in short batches."
         )
     return f"epoch {epoch} ended:{bad}" if bad else None
 

@@ -132,7 +132,9 @@ def _run(run: Mapping[str, Any]) -> list[str]:
     speed = f", {rate:.1f} records/s over the last {run.get('over_seconds', 0):.0f} s" if rate is not None else ""
     epochs = sorted({lane.get("epoch", 0) for lane in lanes})
     epoch = ", ".join(map(str, epochs)) or "?"
-    lines = [f"pipeline {run.get('pipeline', '?')}: epoch {epoch}, {len(lanes)} lanes{speed}"]
+    of_epoch = run.get("rounds_of_epoch")
+    rounds = f"{run.get('rounds', 0)} rounds" + (f" of {of_epoch}" if of_epoch is not None else "")
+    lines = [f"{run.get('pipeline', 'pipeline')}: epoch {epoch}, {rounds}, {len(lanes)} lanes{speed}"]
     if run.get("mixture"):
         lines.append(f"  mixture: {json.dumps(run['mixture'])}")
     if lanes:

@@ -284,6 +284,15 @@ class Run:
             return "workers"
         return "nothing" if lane.producer.ended else "a free worker"
 
+    def rounds(self) -> tuple[int, int | None]:
+        """Rounds that every reader has delivered of the epoch that the slowest is in, and how many it has if known."""
+        epoch = min((reader.epoch for reader in self.readers.values()), default=-1)
+        if epoch < self.first_epoch:
+            return 0, None
+        slowest = min((r for r in self.readers.values() if r.epoch == epoch), key=lambda r: r.rounds)
+        gate = self._gate(epoch, slowest.group)
+        return slowest.rounds, gate.rounds if gate.final else None
+
     def missing_readers(self, group: int) -> int:
         """How many ranks of a group have not attached. A group of which nobody came counts as one."""
         here = sum(reader.group == group for reader in self.readers.values())
