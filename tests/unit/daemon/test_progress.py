@@ -31,7 +31,7 @@ def test_lanes_counters_errors_and_failures_are_shown() -> None:
     run = {"pipeline": "eval", "lanes": [LANE], "mixture": {"web": 0.7}, "failed": None}
     engine = {"runs": [run, {"failed": "an operator failed"}], "workers": [], "errors": ["bad record\nin shard 3"]}
     shown = text({"engine": engine, "workers_died": 2, "memory": {"daemon": 1 << 20, "worker 1": 3 << 20}})
-    for part in ("pipeline eval", "dropped_tokens 7", '"web": 0.7', "failed: an operator failed", "2 died"):
+    for part in ("eval: epoch", "dropped_tokens 7", '"web": 0.7', "failed: an operator failed", "2 died"):
         assert part in shown
     assert "error: bad record in shard 3" in shown
     assert "memory: 4 MiB (daemon 1 MiB, workers 3 MiB)" in shown
