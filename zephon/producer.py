@@ -12,12 +12,17 @@ from collections import deque
 
 from zephon.batching import LaneStream
 from zephon.columns import Block
-from zephon.errors import CheckpointError, CheckpointMismatch
+from zephon.errors import CheckpointError, CheckpointMismatch, RunFailed
 from zephon.frontiers import Announcement, Frontier, frontier_at
 from zephon.lanes import window_at
 from zephon.ops.base import Faults, WindowKey
 from zephon.plan import Plan
 from zephon.windows import TASK_SAMPLES, Chain, Outcome, Task, Window, tasks_of, window_of
+
+BARREN_PASSES = 20
+"""An endless lane that had no record from as many samples as so many passes have is an error: even if one row of all
+came through, it would have met it, but for odds of one in 10^8.
+"""
 
 
 class LaneProducer:
@@ -34,6 +39,8 @@ class LaneProducer:
         self._task_samples = task_samples
         self._curriculum = plan.curriculum(epoch)
         self._made = start.announcement.records  # the lane's records so far, replayed ones included
+        self._fruitful = self._made  # what it was when the lane last had records
+        self._barren = 0  # samples of whole windows since then
         self._next_window = window_at(lane, plan.lanes, plan.flush_every, start.chunk)
         self._to_hand_out: deque[Task] = deque()
         self._handed_out = 0
@@ -130,13 +137,26 @@ class LaneProducer:
         self.skipped += self._faults.skipped
         self.reports += self._faults.reports
         self._faults = Faults(self.plan.settings.on_error, self.plan.source.datasets)
-        self._windows.popleft()
+        window, _ = self._windows.popleft()
+        self._check_barren(window)
         if not self._windows:
             self._plan_window()
         if self._windows:
             self.announcements.append(Announcement(self._windows[0][0].chunk, self._made, self.skipped))
         else:
             self._check_end()
+
+    def _check_barren(self, window: Window) -> None:
+        self._barren = 0 if self._made > self._fruitful else self._barren + window.high - window.low
+        self._fruitful = self._made
+        rows = sum(dataset.total for dataset in self.plan.source.datasets)
+        if self._curriculum.total is None and self._barren >= BARREN_PASSES * rows:
+            droppers = [op.name for op in self.plan.operators if op.changes_counts]
+            bad = f" {self.skipped} bad records were skipped." if self.skipped else ""
+            raise RunFailed(
+                f"lane {self.lane}: 0 of {self._barren} records passed {' and '.join(droppers) or 'reading'}, and the "
+                f"run is endless, so it would wait for ever.{bad} Look for a filter or a field that no record has."
+            )
 
     def _check_end(self) -> None:
         if self.stream.to_drop:

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.small_recipes import Recipe, digest, examples, recipes, reference
+from tests.unit.small_recipes import Recipe, dataset, digest, examples, recipes, reference
+from zephon import Pipeline, StaticMixtureWorkSource
 from zephon.batching import LaneStream
 from zephon.columns import Block
-from zephon.errors import CheckpointError, RecordError
+from zephon.errors import CheckpointError, RecordError, RunFailed
 from zephon.frontiers import Announcement, Frontier, frontier_at
 from zephon.lanes import window_at
 from zephon.producer import LaneProducer
@@ -171,3 +172,18 @@ def test_a_stream_is_its_blocks_joined_less_what_a_replay_drops(lengths, drop, t
         got += block.fields["n"].to_list() if len(block) else []
         assert stream.first == drop + len(got)
     assert got == list(range(drop, at))[: len(got)]
+
+
+@pytest.mark.parametrize("steps", [(), ("shuffle",)])
+def test_case_E12_an_endless_lane_of_which_nothing_passes_is_an_error_and_one_row_that_passes_is_enough(steps):
+    def producer(keeps):
+        source = StaticMixtureWorkSource([dataset("web", 30, 2)], None, exhausted_policy="repeat", chunk_size=3)
+        pipeline = Pipeline(source).map_transform(lambda row: row if row["id"] in keeps else None)
+        for _ in steps:
+            pipeline.shuffle(4)
+        return LaneProducer(pipeline.batch(1).options(canonical_replicas=2).plan(), 0, 1, Frontier())
+
+    with pytest.raises(RunFailed, match=r"lane 1: 0 of \d+ records passed map_transform"):
+        produce(producer(()), most=1)
+    produce(one := producer((7,)), most=20)
+    assert one.stream.produced >= 20
