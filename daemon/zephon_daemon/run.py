@@ -273,7 +273,7 @@ class Run:
             return "its group to attach"
         missing = self.missing_readers(lane.group)
         if missing:
-            return f"{missing} more ranks of group {lane.group} to attach"
+            return f"{missing} more rank{'s' if missing > 1 else ''} of group {lane.group} to attach"
         ready = all(r.epoch >= lane.epoch for r in self.readers.values() if r.group == lane.group)
         if not ready:
             return "its ranks to begin the epoch"
@@ -282,7 +282,9 @@ class Run:
             return holder or "the trainer"
         if lane.producer.outstanding:
             return "workers"
-        return "nothing" if lane.producer.ended else "a free worker"
+        if lane.producer.ended:
+            return self._holding_back(lane) or "nothing"
+        return "a free worker"
 
     def rounds(self) -> tuple[int, int | None]:
         """Rounds that every reader has delivered of the epoch that the slowest is in, and how many it has if known."""

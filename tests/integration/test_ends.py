@@ -8,6 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,8 +84,10 @@ def test_without_even_ends_each_rank_goes_to_the_end_of_its_own_lanes(daemon: Da
     assert len(set(done)) > 1
 
 
-def test_a_rank_alone_is_told_whom_a_finite_run_waits_for(daemon: Daemon) -> None:
-    with connect(daemon.socket, dp_degree=2, dp_group_id=0, output="numpy", timeout=1.5) as loader:
+@pytest.mark.parametrize("pipeline", ["pipeline", "pads", "filters"])
+def test_a_rank_alone_is_told_whom_a_finite_run_waits_for(daemon: Daemon, pipeline: str) -> None:
+    how: Any = {"dp_degree": 2, "dp_group_id": 0, "output": "numpy", "timeout": 1.5, "pipeline": pipeline}
+    with connect(daemon.socket, **how) as loader:
         with pytest.raises(TopologyError, match=r"groups? \[?1.*even_ends=False"):
             for _ in loader:
                 pass
