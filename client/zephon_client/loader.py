@@ -345,7 +345,7 @@ class Loader(Iterator[Batch]):
                 f"the training loop holds {slots.held(lane)} batches of lane {lane}, whose ring has "
                 f"{slots.slots_of(ready.at)} slots, so batches are delivered as private copies, which costs time and "
                 "memory. Let go of arrays that are no longer needed, or raise options(prefetch_batches=...).",
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def _check_process(self) -> None:
@@ -367,9 +367,9 @@ class Loader(Iterator[Batch]):
             raise error_of(feed.failed.kind, feed.failed.text, feed.failed.record)
         if feed.closed:
             raise DaemonUnavailable(
-                f"the daemon on {self._path} has gone: its connection ended. Take state_dict() if it is wanted (it "
-                "still works), start the daemon again (`zephon launch` does so by itself) and resume from the "
-                "checkpoint."
+                f"the daemon on {self._path}, or its engine, has gone: the connection ended. Take state_dict() if it "
+                "is wanted (it still works), start the daemon again (`zephon launch` does so by itself, and a daemon "
+                "replaces its engine), connect anew and resume from the checkpoint."
             )
 
 

@@ -62,12 +62,20 @@ class Faults:
             self.datasets[dataset].shard_path(shard) if known else str(shard),
             row,
             operator,
-            cause if isinstance(cause, str) else f"{type(cause).__name__}: {cause}",
+            cause if isinstance(cause, str) else _said(cause),
         )
         if self.on_error != "skip":
             raise error from (cause if isinstance(cause, BaseException) else None)
         self.skipped += 1
         self.reports.append(f"skipped: {error.operator}: {error.dataset!r}, {error.shard}, row {row}: {error.cause}")
+
+
+def _said(error: BaseException) -> str:
+    """An exception in words, even one of a class whose text cannot be made."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return type(error).__name__
 
 
 class WindowKey(NamedTuple):

@@ -104,3 +104,18 @@ def test_the_function_is_part_of_the_identity() -> None:
     assert adding(1).describe() != adding(2).describe()
     with pytest.raises(SettingError, match="fn must be a function"):
         MapTransform("text")  # type: ignore[arg-type]
+
+
+def test_an_exception_whose_text_cannot_be_made_still_names_its_record() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def fail(payload: dict[str, Any]) -> dict[str, Any]:
+        raise Mute
+
+    with pytest.raises(RecordError, match="row 0: Mute"):
+        MapTransform(fail).process(block_of([{"id": 0}]), Faults())
+    faults = Faults("skip")
+    assert len(MapTransform(fail).process(block_of([{"id": 0}, {"id": 1}]), faults)) == 0
+    assert faults.skipped == 2
