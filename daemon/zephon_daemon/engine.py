@@ -581,11 +581,14 @@ def _run_report(live: LiveRun) -> dict[str, Any]:
         }
         for lane in run.lanes.values()
     ]
+    rounds, of_epoch = run.rounds()
     readers = [
         {"client": r.client, "group": r.group, "epoch": r.epoch, "rounds": r.rounds} for r in run.readers.values()
     ]
     return {
         "pipeline": live.name,
+        "rounds": rounds,
+        "rounds_of_epoch": of_epoch,
         "lanes": lanes,
         "mixture": run.plan.identity["mixture"],
         "readers": readers,
