@@ -98,7 +98,7 @@ def test_a_lane_that_regrows_is_unmapped_once_its_old_slots_are_back(make_peer: 
     assert mapped() == [(0, 0), (0, 1)]
     assert kept["id"].tolist() == ids(0, 0, 2)
     del kept
-    next(loader)
+    loader.progress()
     assert mapped() == [(0, 1)]
 
 
