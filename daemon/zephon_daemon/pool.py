@@ -112,7 +112,7 @@ class WorkerPool:
         ours, theirs = pair()
         number = self._numbers
         self._numbers += 1
-        pid = self._server.spawn("zephon_daemon.worker:main", (number,), theirs)
+        pid = self._server.spawn("zephon_daemon.worker:main", (number,), theirs, title=f"zephon worker {number}")
         theirs.close()
         port = _Port(ours, pid)
         ours.send(encode(LoadStage(STAGE, self._stage_bytes)), (self._stage.fileno(),))
@@ -169,7 +169,7 @@ class WorkerPool:
         while ended := self._server.exits():  # while a start is awaited, further ends may be reported
             for pid, code in ended:
                 if (port := self._ports.pop(pid, None)) is not None:
-                    self._take_back(port, f"signal {-code}" if code < 0 else f"exit code {code}")
+                    self._take_back(port, describe_end(code))
                     self._start_worker()
 
     def _take_back(self, port: _Port, how: str) -> None:
