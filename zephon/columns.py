@@ -501,6 +501,8 @@ def canonical(block: Block) -> Block:
 
 
 def _canonical_column(column: Column) -> Column | None:
+    if type(column) is Fixed and (column.values.ndim != 2 or column.values.shape[1]):
+        return column
     if isinstance(column, Objects):
         if all(v is MISSING for v in column.values) and column.values:
             return None

@@ -18,6 +18,7 @@ from zephon.transport.messages import decode, encode
 from zephon.transport.protocol import (
     Alive,
     Announced,
+    BatchesReady,
     BatchReady,
     Begin,
     Failed,
@@ -31,7 +32,7 @@ from zephon.transport.protocol import (
 from zephon_client.slots import Slots
 from zephon_client.undisturbed import Undisturbed
 
-FROM_ENGINE = (NewSegment, BatchReady, Announced, LaneTotal, Released, Alive, Failed)
+FROM_ENGINE = (NewSegment, BatchReady, BatchesReady, Announced, LaneTotal, Released, Alive, Failed)
 _AT_ONCE = 64
 _SLOTS_A_MESSAGE = 1000
 
@@ -135,9 +136,11 @@ class Feed:
                 self.moved -= not message.working
             elif isinstance(message, Failed):
                 self.failed = message
+            elif isinstance(message, (BatchReady, BatchesReady)):
+                for ready in (message,) if isinstance(message, BatchReady) else message.batches:
+                    self.slots.came(ready)
+                    self.arrived.append(ready)
             else:
-                if isinstance(message, BatchReady):
-                    self.slots.came(message)
                 self.arrived.append(message)
         finally:
             for fd in fds:

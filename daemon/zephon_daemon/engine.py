@@ -42,9 +42,10 @@ from zephon.windows import Front, Outcome, Task
 from zephon_daemon.pages import give_back
 from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
 from zephon_daemon.scheduler import Scheduler, Work
-from zephon_daemon.worker import failure
+from zephon_daemon.worker import SLOTS, failure
 
 TICK_SECONDS = 1.0
+TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
 STAGES_KEPT = 4
 REPORTS_LOGGED = 20
@@ -316,7 +317,7 @@ class Engine:
         live = self._runs.get(work.run) if work is not None else None
         if work is not None and live is not None and live.failed is None:
             segment = port.segments[message.generation]
-            slot_bytes = len(segment.array) // 2
+            slot_bytes = len(segment.array) // SLOTS
             offset = message.index * slot_bytes
             block = read(segment.array[offset : offset + message.nbytes])
             if not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
@@ -400,14 +401,17 @@ class Engine:
             self._fail_with(live, error)
 
     def _carry_out(self, live: LiveRun, instructions: list[Instruction]) -> None:
+        written: list[Write] = []
         for order in instructions:
             if isinstance(order, Write):
                 segment = live.segments[order.ready.lane, order.slot.generation]
                 order.layout.write(segment.array[order.slot.offset : order.slot.offset + order.ready.nbytes])
-                payload = encode(order.ready)
-                for client in order.clients:
-                    self._send(client, payload)
-            elif isinstance(order, Tell):
+                if written and (order.clients != written[0].clients or len(written) == TOLD_AT_ONCE):
+                    self._tell_of(written)
+                written.append(order)
+                continue
+            self._tell_of(written)
+            if isinstance(order, Tell):
                 port = self._clients.get(order.client)
                 if port is not None and not (order.droppable and port.channel.wants_write):
                     self._send(order.client, encode(order.message))
@@ -415,6 +419,16 @@ class Engine:
                 self._make_ring(live, order)
             elif isinstance(order, DropRing):
                 live.segments.pop((order.lane, order.generation)).close()
+        self._tell_of(written)
+
+    def _tell_of(self, written: list[Write]) -> None:
+        """Tell the clients of batches that have been written for them; the list is emptied."""
+        if written:
+            ready = [order.ready for order in written]
+            payload = encode(ready[0] if len(ready) == 1 else p.BatchesReady(ready), limit=MAX_DESCRIPTOR)
+            for client in written[0].clients:
+                self._send(client, payload)
+            written.clear()
 
     def _make_ring(self, live: LiveRun, order: MakeRing) -> None:
         size, budget = order.slot_bytes * order.slots, self._settings.get("memory")

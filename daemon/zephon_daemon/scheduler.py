@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from zephon.windows import Task
 
-CREDITS = 2
+CREDITS = 3
 DEATHS = 3
 
 

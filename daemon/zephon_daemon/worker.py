@@ -35,8 +35,9 @@ from zephon.transport.rings import RingWriter
 from zephon.transport.segments import Segment
 from zephon.windows import Front, Outcome, Task
 from zephon_daemon.pages import give_back
+from zephon_daemon.scheduler import CREDITS
 
-SLOTS = 2
+SLOTS = CREDITS
 SMALLEST_SLOT = 256 << 10
 MAX_REPORTS = 50
 TEXT_LIMIT = 8000

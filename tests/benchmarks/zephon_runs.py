@@ -40,7 +40,7 @@ class Recipe:
 
     workload: str
     lanes: int = 8
-    source: str = ', exhausted_policy="repeat"'
+    source: str = ', chunk_size=2048, exhausted_policy="repeat"'
     options: str = ""
 
     def text(self, corpus: Corpus) -> str:

@@ -85,7 +85,7 @@ def measure(block: Block) -> Layout:
     for name, column in block.fields.items():
         if type(name) is not str:
             raise SettingError(f"a field is named {name!r}: names of fields are str")
-        if isinstance(column, Fixed):
+        if type(column) is Fixed:
             values = column.values
             fields.append((name, _FIXED, values.dtype.str, values.shape))
         elif isinstance(column, (Ragged, Bytes)):

@@ -12,8 +12,8 @@ Data connection (Unix SEQPACKET). The client connects and sends `Join`; once it 
 connection to the engine, and from then on:
 
     client -> engine   Begin (an epoch may be delivered), Returned (slots given back, how far delivered), Hungry
-    engine -> client   NewSegment (+ descriptor of the memory), BatchReady, Announced, LaneTotal, Released, Alive,
-    Failed
+    engine -> client   NewSegment (+ descriptor of the memory), BatchReady, BatchesReady, Announced, LaneTotal,
+    Released, Alive, Failed
 
 Daemon and engine (SEQPACKET pair): StartRun, AddWorker (+ its connection), WorkerGone, AddReader (+ the client's
 connection), DropReader, EndRun, Report from the daemon; EngineReady, RunStarted, RunRefused, ReaderGone, EngineReport
@@ -194,6 +194,14 @@ class BatchReady:
     nbytes: int
     first_record: int
     records: int
+
+
+@message("batches_ready")
+@dataclass(frozen=True, slots=True)
+class BatchesReady:
+    """Several at once, in their order: each message wakes the client."""
+
+    batches: list[BatchReady]
 
 
 @message("announced")
