@@ -392,13 +392,14 @@ class Peer:
                 message = p.NewSegment(lane, generation.id, generation.slot_bytes, generation.slots)
                 self._tell(reader, message, (ring.segments[generation.id].fileno(),))
         most, total = self._most(epoch), shape.totals[lane] if shape.totals is not None else ENDLESS
+        written: list[p.BatchReady] = []
         while ring.writer.free:
             until = batch_end(ring.stands, most, shape.microbatch)
             high = max(ring.written, min(until, total))
             if shape.totals is not None:
                 last = most + self._rounds(epoch)[0] * shape.microbatch
                 if until > last or (shape.drop_last and high < until):
-                    return
+                    break
             layout = measure(self._block(epoch, lane, ring.written, high))
             slot = ring.writer.acquire(layout.nbytes)
             assert slot is not None
@@ -407,9 +408,10 @@ class Peer:
             ready = p.BatchReady(
                 lane, epoch, slot.generation, slot.index, layout.nbytes, ring.written, high - ring.written
             )
-            for reader in readers:
-                self._tell(reader, ready)
+            written.append(ready)
             ring.stands, ring.written = until, high
+        for reader in readers if written else ():
+            self._tell(reader, written[0] if len(written) == 1 else p.BatchesReady(written))
 
     def _announce(self) -> None:
         for lane, ring in self.rings.items():
