@@ -10,7 +10,6 @@ connection ends.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import os
@@ -25,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
-import numpy as np
 
 from zephon.errors import MemoryLimit, ProtocolError, RunFailed, ZephonError
 from zephon.frontiers import complete_checkpoint
@@ -40,16 +38,16 @@ from zephon.transport.messages import decode, encode
 from zephon.transport.segments import Segment
 from zephon.windows import Front, Outcome, Task
 from zephon_daemon.pages import give_back
+from zephon_daemon.report import bounded, run_report
 from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
 from zephon_daemon.scheduler import Scheduler, Work
+from zephon_daemon.stages import Stages
 from zephon_daemon.worker import SLOTS, failure
 
 TICK_SECONDS = 1.0
 TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
-STAGES_KEPT = 4
 REPORTS_LOGGED = 20
-LANES_REPORTED = 128
 
 _log = logging.getLogger("zephon.engine")
 
@@ -68,15 +66,10 @@ class LiveRun:
     failed: p.Failed | None = None
     reported: int = 0
 
-
-@dataclass
-class Stage:
-    """A pickled front for the workers. Runs of the same plan share one, so that workers stay warm from run to run."""
-
-    number: int
-    digest: bytes
-    nbytes: int
-    memory: Segment
+    def report(self) -> dict[str, Any]:
+        """The run for `zephon progress`."""
+        rings_bytes = sum(segment.size for segment in self.segments.values())
+        return run_report(self.name, self.run, rings_bytes, self.failed.text if self.failed is not None else None)
 
 
 @dataclass
@@ -110,8 +103,7 @@ class Engine:
         self._workers: dict[int, WorkerPort] = {}
         self._clients: dict[int, ClientPort] = {}
         self._scheduler = Scheduler()
-        self._stages: dict[int, Stage] = {}
-        self._stage_numbers = 0
+        self._stages = Stages()
         self._local: deque[tuple[Hashable, int, Future[Outcome]]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._errors: deque[str] = deque(maxlen=50)
@@ -181,7 +173,7 @@ class Engine:
             elif isinstance(message, p.EndRun):
                 self._end_run(message.run)
             elif isinstance(message, p.Report):
-                self._to_daemon(p.EngineReport(message.request, _bounded(self._report())))
+                self._to_daemon(p.EngineReport(message.request, bounded(self._report())))
             else:
                 raise ProtocolError(f"the engine has no use for {type(message).__name__}")
 
@@ -240,27 +232,12 @@ class Engine:
             credit = TASKS_AHEAD_LOCAL * live.pool.ahead
             self._scheduler.add(("local", order.run), lambda run, mine=order.run: run == mine, credit)  # type: ignore[misc]
         else:
-            live.stage = self._stage_of(front)
+            live.stage, dropped = self._stages.of(front, {other.stage for other in self._runs.values()})
+            for number in dropped:
+                self._drop_stage(number)
         return live
 
-    def _stage_of(self, front: Front) -> int:
-        """The stage for this front: one that is known already if it is the same, byte for byte."""
-        pickled = cloudpickle.dumps(front, protocol=5)
-        digest = hashlib.blake2b(pickled).digest()
-        for stage in self._stages.values():
-            if stage.digest == digest:
-                return stage.number
-        used = {live.stage for live in self._runs.values()}
-        for old in [number for number in self._stages if number not in used][: 1 - STAGES_KEPT]:
-            self._drop_stage(old)
-        self._stage_numbers += 1
-        memory = Segment.create(f"zephon-stage-{self._stage_numbers}", len(pickled))
-        memory.array[: len(pickled)] = np.frombuffer(pickled, np.uint8)
-        self._stages[self._stage_numbers] = Stage(self._stage_numbers, digest, len(pickled), memory)
-        return self._stage_numbers
-
     def _drop_stage(self, number: int) -> None:
-        self._stages.pop(number).memory.close()
         for port in self._workers.values():
             if number in port.stages:
                 port.stages.discard(number)
@@ -560,55 +537,10 @@ class Engine:
             if (w := self._scheduler.workers.get(number)) is not None
         ]
         return {
-            "runs": [_run_report(live) for live in self._runs.values()],
+            "runs": [live.report() for live in self._runs.values()],
             "workers": workers,
             "errors": [text[-1000:] for text in list(self._errors)[-10:]],
         }
-
-
-def _bounded(report: dict[str, Any]) -> dict[str, Any]:
-    """The report with no more lanes than a message holds; how many were left out is in it."""
-    for run in report["runs"]:
-        share = LANES_REPORTED // len(report["runs"])
-        run["lanes_left_out"] = max(0, len(run["lanes"]) - share)
-        run["lanes"] = run["lanes"][:share]
-    return report
-
-
-def _run_report(live: LiveRun) -> dict[str, Any]:
-    run = live.run
-    lanes = [
-        {
-            "lane": lane.number,
-            "group": lane.group,
-            "epoch": lane.epoch,
-            "produced": lane.producer.stream.produced,
-            "delivered": lane.written
-            - (lane.ring.in_flight * run.plan.microbatch_size if lane.ring is not None else 0),
-            "samples": lane.producer.samples,
-            "skipped": lane.producer.skipped,
-            "in_work": lane.producer.outstanding,
-            "ring_free": lane.ring.free if lane.ring is not None else 0,
-            "ring_slots": lane.ring.generation.slots if lane.ring is not None else 0,
-            "waits_for": run.waits_for(lane.number),
-            "counters": dict(lane.producer.counters),
-        }
-        for lane in run.lanes.values()
-    ]
-    rounds, of_epoch = run.rounds()
-    readers = [
-        {"client": r.client, "group": r.group, "epoch": r.epoch, "rounds": r.rounds} for r in run.readers.values()
-    ]
-    return {
-        "pipeline": live.name,
-        "rounds": rounds,
-        "rounds_of_epoch": of_epoch,
-        "lanes": lanes,
-        "mixture": run.plan.identity["mixture"],
-        "readers": readers,
-        "rings_bytes": sum(segment.size for segment in live.segments.values()),
-        "failed": live.failed.text if live.failed is not None else None,
-    }
 
 
 def _hopeless(live: LiveRun, work: Work) -> p.Failed:

@@ -1,0 +1,55 @@
+"""What the engine says of its runs when somebody asks how far they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zephon_daemon.run import Run
+
+LANES_REPORTED = 128
+"""Lanes of all runs in one report, which has to fit a message."""
+
+
+def bounded(report: dict[str, Any]) -> dict[str, Any]:
+    """The report with no more lanes than a message holds; how many were left out is in it."""
+    for run in report["runs"]:
+        share = LANES_REPORTED // len(report["runs"])
+        run["lanes_left_out"] = max(0, len(run["lanes"]) - share)
+        run["lanes"] = run["lanes"][:share]
+    return report
+
+
+def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dict[str, Any]:
+    """One run, lane by lane, as plain data."""
+    lanes = [
+        {
+            "lane": lane.number,
+            "group": lane.group,
+            "epoch": lane.epoch,
+            "produced": lane.producer.stream.produced,
+            "delivered": lane.written
+            - (lane.ring.in_flight * run.plan.microbatch_size if lane.ring is not None else 0),
+            "samples": lane.producer.samples,
+            "skipped": lane.producer.skipped,
+            "in_work": lane.producer.outstanding,
+            "ring_free": lane.ring.free if lane.ring is not None else 0,
+            "ring_slots": lane.ring.generation.slots if lane.ring is not None else 0,
+            "waits_for": run.waits_for(lane.number),
+            "counters": dict(lane.producer.counters),
+        }
+        for lane in run.lanes.values()
+    ]
+    rounds, of_epoch = run.rounds()
+    readers = [
+        {"client": r.client, "group": r.group, "epoch": r.epoch, "rounds": r.rounds} for r in run.readers.values()
+    ]
+    return {
+        "pipeline": name,
+        "rounds": rounds,
+        "rounds_of_epoch": of_epoch,
+        "lanes": lanes,
+        "mixture": run.plan.identity["mixture"],
+        "readers": readers,
+        "rings_bytes": rings_bytes,
+        "failed": failed,
+    }
