@@ -208,12 +208,15 @@ class Curriculum:
         chunk, within = np.divmod(np.arange(low, high, dtype=np.int64), np.int64(self.chunk_size))
         return self.pointers_at(starts[chunk - first] + within)
 
+    def place(self, lane: int, n: int) -> int:
+        """Where the lane's chunk `n` stands among the chunks of its round, which lie side by side in the data."""
+        return lane if self._lane_key is None else int(_round_of_chunks(self._lane_key, self.lanes, n)[lane])
+
     def _start(self, lane: int, n: int) -> int:
         """The global position at which the lane's chunk `n` begins."""
         if self._full_rounds is not None and n >= self._full_rounds:
             return self.positions(lane, n).start
-        place = lane if self._lane_key is None else int(_round_of_chunks(self._lane_key, self.lanes, n)[lane])
-        return (n * self.lanes + place) * self.chunk_size
+        return (n * self.lanes + self.place(lane, n)) * self.chunk_size
 
     def pointers_at(self, positions: I64) -> I64:
         """The samples at any global positions [m]: int64 [m, 3] of (dataset, shard, row)."""

@@ -250,12 +250,14 @@ class Run:
         """The worker that should do the lane's next task.
 
         Lanes stand side by side in the data. Where chunks are smaller than tasks, the same piece of all lanes lies in
-        the same row groups, so workers take turns piece by piece. Where they are larger each lane has row groups to
-        itself, so workers share out the lanes.
+        the same row groups, so workers take turns piece by piece. Where they are larger each chunk has row groups of
+        its own and shares those at its ends, so each worker has neighbouring ones.
         """
-        if self.plan.chunk_size > self.task_samples:
-            return lane % workers
-        return (2 * lane + self.lanes[lane].producer.upcoming // self.task_samples % 2) % workers
+        producer, chunk_size = self.lanes[lane].producer, self.plan.chunk_size
+        if chunk_size > self.task_samples:
+            place = self.plan.curriculum(producer.epoch).place(lane, producer.upcoming // chunk_size)
+            return place * workers // self.plan.lanes
+        return (2 * lane + producer.upcoming // self.task_samples % 2) % workers
 
     def next_task(self, lane: int) -> tuple[int, Task] | None:
         """The lane's next task, with its sequence number."""

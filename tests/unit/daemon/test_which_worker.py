@@ -77,12 +77,14 @@ def test_the_same_piece_of_all_lanes_is_read_by_one_worker_where_chunks_are_smal
     assert mostly > 0.9 * len(node.done)
 
 
-def test_lanes_are_shared_out_among_workers_where_chunks_are_large() -> None:
+def test_each_worker_has_neighbouring_chunks_where_they_are_large() -> None:
     node = Node(8, 4, chunk=64, task=8, takes=True)
     for _ in range(100):
         assert node.round() == 4
-    at_home = sum(task.lane % 4 == worker for worker, task in node.done)
-    assert at_home > 0.8 * len(node.done)
+    places = Counter()
+    for worker, task in node.done:
+        places[node.run.plan.curriculum(0).place(task.lane, task.low // 64) // 2, worker] += 1
+    assert sum(max(places[pair, worker] for worker in range(4)) for pair in range(4)) > 0.8 * len(node.done)
 
 
 @pytest.mark.parametrize(("lanes", "workers"), [(1, 4), (2, 3), (3, 8)])
