@@ -78,13 +78,13 @@ class RoundRobin:
 
     def __init__(self, records: Mapping[int, int], most: int, microbatch_size: int) -> None:
         self.records = dict(records)
-        self.stands = dict(records)
+        self.stands = dict(sorted(records.items()))
         self.most, self.microbatch_size = most, microbatch_size
         self.rounds = 0
 
     def turn(self) -> int:
         """The lane whose batch is next."""
-        return min(self.stands, key=lambda lane: (self.stands[lane], lane))
+        return min(self.stands, key=self.stands.__getitem__)  # of equals the first, and so the lowest
 
     def until(self, lane: int) -> int:
         """The record number at which the lane's next batch ends if the lane has that many."""
