@@ -13,6 +13,7 @@ from pathlib import Path
 from tests.benchmarks import costs, throughput
 from tests.benchmarks.contest import Timing
 from tests.benchmarks.corpus import FULL, QUICK, Corpus, corpus
+from tests.benchmarks.processes import busy_cores
 from tests.benchmarks.report import Row, Scale, table
 
 BENCHMARKS: dict[str, Callable[[Corpus, Scale], list[Row]]] = {
@@ -38,7 +39,10 @@ def main() -> int:
         made, scale = corpus(FULL), Scale(rounds=arguments.repeats, timing=Timing(2.0, 4.0), factor=1.0)
     mean = made.tokens // made.documents
     print(f"{made.documents} documents, {made.tokens / 1e6:.1f} M tokens, {mean} a document, of {made.vocabulary}")
-    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}", flush=True)
+    others = busy_cores(1.0)
+    print(f"{os.cpu_count()} cores, of which others use {others:.1f}; Python {platform.python_version()}", flush=True)
+    if others > 0.2:
+        print("Others are at work: what needs every core comes out too low, one-process loops do not.")
     rows: list[Row] = []
     for name in arguments.names or BENCHMARKS:
         print(f"{name}: {(BENCHMARKS[name].__doc__ or '').strip().splitlines()[0]}", file=sys.stderr, flush=True)

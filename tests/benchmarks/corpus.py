@@ -70,7 +70,7 @@ class Corpus:
 def corpus(size: Size) -> Corpus:
     """The corpus of that size, made now if the cache folder does not have it."""
     root = Path(os.environ.get("ZEPHON_CACHE") or Path(tempfile.gettempdir(), f"zephon-benchmarks-{os.getuid()}"))
-    folder = root / f"benchmark-corpus-{size.name}-{size.documents}-{size.pool >> 20}"
+    folder = root / f"benchmark-corpus-{size.name}-{size.documents}-{size.pool >> 20}-{ROW_GROUP}"
     if not (folder / "corpus.json").exists():
         root.mkdir(parents=True, exist_ok=True)
         making = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=root))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -20,6 +21,18 @@ def _pss(pid: int) -> int:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith(b"Pss:"))
     except (OSError, StopIteration):  # it has ended
         return 0
+
+
+def busy_cores(seconds: float) -> float:
+    """How many cores the whole machine uses, measured for so long."""
+    before = _used()
+    time.sleep(seconds)
+    return (_used() - before) / seconds
+
+
+def _used() -> float:
+    user, nice, system, _, _, interrupts, soft = map(int, Path("/proc/stat").read_text().split()[1:8])
+    return (user + nice + system + interrupts + soft) / _TICK
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
