@@ -37,7 +37,7 @@ def memory(corpus: Corpus, scale: Scale) -> list[Row]:
                 found[ranks, moment, "client"] = max(_all(those, "memory")) / MIB
     one, later, four = found[1, "soon"], found[1, "later"], found[4, "later"]
     return [
-        Row("memory: daemon, engine, 2 workers", later, "MiB", 400, detail=f"PSS, with the fork server; 4 ranks {four:.0f} MiB"),
+        Row("memory: daemon, engine, 2 workers", later, "MiB", 400, detail=f"PSS, fork server too; 4 ranks {four:.0f}"),
         Row("memory: later to soon", later / one, "×", 1.15, detail="flat over time"),
         Row("memory: four ranks to one", four / later, "×", 1.15, detail="does not grow with ranks"),
         Row("memory: what a client adds", found[1, "later", "client"], "MiB", 25, detail="PSS, its rings included"),
