@@ -27,7 +27,7 @@ run: $(VENV)/.demo
 	@$(BIN)/zephon demo $(ARGS)
 
 test: $(VENV)/.test
-	@$(BIN)/python -m pytest $(TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(TESTS) $(ARGS)
 
 soak: $(VENV)/.test
 	@$(BIN)/python -m pytest --soak --timeout 3600 $(TESTS) $(ARGS)

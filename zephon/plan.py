@@ -143,9 +143,7 @@ def resolve(
     saved = checkpoint.identity if checkpoint else {}
     seed = int(saved.get("seed", source.seed))
     if seed != source.seed:
-        warnings.warn(
-            f"the run keeps the checkpoint's seed {seed}, not the recipe's {source.seed}", stacklevel=2
-        )
+        warnings.warn(f"the run keeps the checkpoint's seed {seed}, not the recipe's {source.seed}", stacklevel=2)
     lanes = settings.canonical_replicas or int(saved.get("canonical_replicas", 0))
     if not lanes:
         lanes = dp_degree

@@ -57,8 +57,8 @@ from zephon_client import connect
 with connect(dp_degree=4, dp_group_id=int(sys.argv[1]), output="numpy") as loader:
     for batch in loader:
         if batch.ends_round and loader.rounds == 5:
-            print("step 5", os.getpid(), flush=True)
             try:
+                print("step 5", os.getpid(), flush=True)
                 sys.stdin.readline()
             except KeyboardInterrupt:
                 sys.exit(130)
