@@ -136,6 +136,8 @@ def test_a_copy_has_memory_of_its_own_and_the_same_place() -> None:
 
 @pytest.mark.parametrize("output", ["numpy", "torch"])
 def test_the_memory_is_released_when_the_last_array_of_a_batch_dies_and_not_before(output: str) -> None:
+    if output == "torch":
+        pytest.importorskip("torch")
     block, buffer = in_memory(PLAIN)
     died: list[bool] = []
     weakref.finalize(buffer, died.append, True)

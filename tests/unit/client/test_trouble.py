@@ -67,6 +67,7 @@ def test_other_failures_keep_their_class_and_text(
     peer.hold = {0}
     loader = join(peer)
     loader._begun()
+    peer.until(lambda: peer.heard(p.Begin))
     peer.send(p.Failed(kind, "worker 3 ended: signal 9", []))
     with pytest.raises(expected, match="signal 9") as caught:
         next(loader)

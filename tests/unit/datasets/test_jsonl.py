@@ -105,7 +105,7 @@ def test_a_value_means_what_json_says(tmp_path: Path, line: str, value: Any) -> 
     (b"\x0c", "broken JSON"),
     (b"[1]", "not an object but an array"),
     (b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
-    (b'{"a": ' + b"9" * 5000 + b"}", "4300 digits"),
+    (b'{"a": ' + b"9" * 5000 + b"}", "4300"),
 ])  # fmt: skip
 @pytest.mark.parametrize("fields", [None, frozenset({"a"})])
 def test_a_bad_row_is_named_and_the_others_come(
