@@ -1,0 +1,179 @@
+"""How a recipe is written: the methods that add a step to a pipeline, each changing it in place and returning it.
+
+A step is checked when it is added, where the author's line is known; nothing of the data is read here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
+
+from zephon.arguments import drop_ignored
+from zephon.errors import SettingError
+from zephon.ops.base import Operator
+from zephon.ops.decode_text import DecodeText
+from zephon.ops.map_transform import MapTransform
+from zephon.ops.pack_flat import PackFlat
+from zephon.ops.shuffle import Shuffle
+from zephon.ops.tokenize import Tokenize
+from zephon.options import Execution, Topology, apply_options
+from zephon.plan import DataSettings
+from zephon.work import StaticMixtureWorkSource
+
+B = TypeVar("B", bound="Builder")
+
+
+class Builder:
+    """A work source, the operators that its samples go through, and the settings, as far as they are written."""
+
+    def __init__(self, work_source: StaticMixtureWorkSource) -> None:
+        self.source = work_source
+        self.operators: list[Operator] = []
+        self.data = DataSettings()
+        self.topology = Topology()
+        self.execution = Execution()
+        self._batched = False
+
+    def fetch(self: B, parallelism: int | None = None, **ignored: Any) -> B:
+        """An execution hint: reading is implicit, and first."""
+        drop_ignored("fetch", ignored, ("parallelism",))
+        return self._hint("fetch", parallelism)
+
+    def prefetch(self: B, buffer_size: int = 1024, parallelism: int | None = None, **ignored: Any) -> B:
+        """An execution hint: lanes are produced ahead of the ranks; see `options(prefetch_batches=...)`."""
+        drop_ignored("prefetch", ignored, ("buffer_size", "parallelism"))
+        if type(buffer_size) is not int or buffer_size < 1:
+            raise SettingError(f"prefetch: buffer_size={buffer_size!r}: must be a whole number from 1")
+        return self._hint("prefetch", parallelism)
+
+    def decode_text(self: B, parallelism: int | None = None, **ignored: Any) -> B:
+        """Fields that hold bytes become str. A record whose bytes are no UTF-8 is a bad one."""
+        drop_ignored("decode_text", ignored, ("parallelism",))
+        return self._add(DecodeText(), parallelism)
+
+    def map_transform(
+        self: B,
+        fn: Callable[[dict[str, Any]], dict[str, Any] | None],
+        *,
+        drop_none: bool = True,
+        parallelism: int | None = None,
+        **ignored: Any,
+    ) -> B:
+        """`fn(payload) -> payload or None` for each record; None drops it.
+
+        `payload` is a dict of the function's own. An exception, another type, or None with `drop_none=False` makes the
+        record a bad one. The function's code and the values that it reaches are part of the run's identity.
+        """
+        drop_ignored("map_transform", ignored, ("fn", "drop_none", "parallelism"))
+        return self._add(MapTransform(fn, drop_none=drop_none), parallelism)
+
+    def tokenize(
+        self: B,
+        tokenizer: Any = None,
+        tokenizer_id: str | os.PathLike[str] | None = None,
+        *,
+        field: str,
+        missing_field: Literal["error", "skip"] = "error",
+        add_attention_mask: bool = True,
+        max_length: int | None = None,
+        truncation: bool = False,
+        split_long_samples: bool = False,
+        preserve_upstream_payload: bool = False,
+        special_tokens: str = "bos_eos",
+        bos_token_id: int | None = None,
+        eos_token_id: int | None = None,
+        parallelism: int | None = None,
+        **ignored: Any,
+    ) -> B:
+        """Text in `field` to token ids in `input_ids`, int32 of varying length.
+
+        `tokenizer_id` is a `tokenizer.json`, a folder that holds one, or a hub name; `tokenizer` an object with
+        `encode`. `special_tokens`, `max_length` and the other settings: `zephon.ops.tokenize.Tokenize`. Raises
+        SettingError, or TokenizerError where the tokenizer cannot be read or does not tell its end token.
+        """
+        drop_ignored("tokenize", ignored, Tokenize.__init__.__annotations__)
+        return self._add(
+            Tokenize(
+                tokenizer,
+                tokenizer_id,
+                field=field,
+                missing_field=missing_field,
+                add_attention_mask=add_attention_mask,
+                max_length=max_length,
+                truncation=truncation,
+                split_long_samples=split_long_samples,
+                preserve_upstream_payload=preserve_upstream_payload,
+                special_tokens=special_tokens,
+                bos_token_id=bos_token_id,
+                eos_token_id=eos_token_id,
+            ),
+            parallelism,
+        )
+
+    def pack_flat(self: B, max_length: int, *, parallelism: int | None = None, **settings: Any) -> B:
+        """Token sequences into sequences of exactly `max_length`: `input_ids` and `positions`, int32 `[max_length]`,
+        and `sequence_length`. `zephon.ops.pack_flat.PackFlat` has the settings.
+        """
+        known = PackFlat.__init__.__annotations__
+        ignored = {name: value for name, value in settings.items() if name not in known}
+        drop_ignored("pack_flat", ignored, known)
+        for operator in self.operators:
+            if isinstance(operator, Tokenize):
+                operator.add_attention_mask = False  # packing reads tokens only
+        return self._add(PackFlat(max_length, **{n: v for n, v in settings.items() if n in known}), parallelism)
+
+    def shuffle(
+        self: B, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming", **ignored: Any
+    ) -> B:
+        """Shuffle the records of each lane: one moves at most about `buffer_size` places, within its window."""
+        drop_ignored("shuffle", ignored, ("buffer_size", "seed", "algorithm"))
+        return self._add(Shuffle(buffer_size, seed=seed, algorithm=algorithm))
+
+    def batch(self: B, microbatch_size: int, *, drop_last: bool = True, **ignored: Any) -> B:
+        """Cut each lane into batches of `microbatch_size` records. Comes last.
+
+        With `drop_last=False` the incomplete last round of a finite run comes too: short and empty batches, equally
+        many on every rank.
+        """
+        drop_ignored("batch", ignored, ("microbatch_size", "drop_last"))
+        if type(microbatch_size) is not int or microbatch_size < 1:
+            raise SettingError(f"microbatch_size={microbatch_size!r}: must be a whole number from 1")
+        if type(drop_last) is not bool:
+            raise SettingError(f"drop_last={drop_last!r}: must be True or False")
+        self._change()
+        self.data = replace(self.data, microbatch_size=microbatch_size, drop_last=drop_last)
+        self._batched = True
+        return self
+
+    def options(self: B, **options: Any) -> B:
+        """Data settings, topology and execution settings, each by name.
+
+        - Data: `canonical_replicas`, `flush_every_k_chunks` (a number or "auto"), `on_error`, `even_ends`.
+        - Topology: `dp_degree`, `dp_group_id`, `world_size`, `global_rank` and `batches_per_step` of an embedded run;
+          `mapping_strategy`.
+        - Execution: `runner`, `max_workers`, `prefetch_batches`, `deterministic`.
+
+        Raises SettingError for a value that makes no sense, TypeError for an unknown name.
+        """
+        self._change()
+        self.data, self.topology, self.execution = apply_options(self.data, self.topology, self.execution, options)
+        return self
+
+    def _add(self: B, operator: Operator, parallelism: int | None = None) -> B:
+        self._hint(operator.name, parallelism)
+        self.operators.append(operator)
+        return self
+
+    def _hint(self: B, name: str, parallelism: int | None) -> B:
+        """Check a step's place and its hint. All workers run all of the front, so there is nothing to keep of it."""
+        self._change()
+        if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
+            raise SettingError(f"{name}: parallelism={parallelism!r}: must be None or a whole number from 1")
+        if self._batched:
+            raise SettingError(f"{name}() after batch(): batch comes last")
+        return self
+
+    def _change(self) -> None:
+        """Called before every change; whoever cannot be changed any more raises."""
