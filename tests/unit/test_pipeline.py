@@ -121,6 +121,15 @@ def test_a_keyword_that_is_like_no_other_is_a_type_error_without_a_guess(method)
         call(method, qqqqqqqqq=1)
 
 
+def test_deterministic_false_is_accepted_with_a_warning_and_changes_nothing():
+    with pytest.warns(UserWarning, match="deterministic=False changes nothing") as caught:
+        made = pipeline().batch(2).options(canonical_replicas=4, deterministic=False)
+    assert [warning.filename for warning in caught] == [__file__]
+    strict = pipeline().batch(2).options(canonical_replicas=4)
+    assert [batch.digest for batch in made] == [batch.digest for batch in strict]
+    assert made.restore(strict.checkpoint()).checkpoint() == strict.checkpoint()
+
+
 def test_settings_of_batch_are_no_options():
     with pytest.raises(TypeError, match="no argument 'microbatch_size'$"):
         pipeline().options(microbatch_size=4)
