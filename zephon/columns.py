@@ -45,6 +45,9 @@ class _Missing:
 
 MISSING = _Missing()
 
+HIDDEN = "\0"
+"""What the names of fields begin with that operators keep for one another."""
+
 
 class Column(ABC):
     """One field of `len(column)` records."""
@@ -371,9 +374,12 @@ def _concat(columns: list[Column]) -> Column:
 class Block:
     """A group of records as columns, with the samples that each was made from.
 
-    `fields` maps a field's name to its column. `samples` is int64 `[m, 3]`, rows of (dataset, shard, row) as numbers.
-    With `sample_offsets` None record `i` was made from exactly `samples[i]`; else (after packing) from
-    `samples[sample_offsets[i]:sample_offsets[i + 1]]`.
+    `fields` maps a field's name to its column. `samples` is int64 `[m, 3]`, rows of (dataset, shard, row) as numbers,
+    or `[m, 4]` with the sample's place in its lane (0 for the lane's first sample of the epoch), which records keep
+    until they are packed. With `sample_offsets` None record `i` was made from exactly `samples[i]`; else (after
+    packing) from `samples[sample_offsets[i]:sample_offsets[i + 1]]`.
+
+    A field whose name begins with `HIDDEN` belongs to operators alone: no user's function and no rank sees it.
     """
 
     __slots__ = ("fields", "sample_offsets", "samples")
@@ -409,8 +415,14 @@ class Block:
         return Block(fields, self.samples, self.sample_offsets[low : max(high, low) + 1])
 
     def select(self, names: Iterable[str]) -> Block:
-        """The same records with only these fields (those that exist)."""
-        return Block({n: self.fields[n] for n in names if n in self.fields}, self.samples, self.sample_offsets)
+        """The same records with only these fields (those that exist) and the hidden ones."""
+        wanted = {n: self.fields[n] for n in names if n in self.fields}
+        return Block({**wanted, **self.hidden}, self.samples, self.sample_offsets)
+
+    @property
+    def hidden(self) -> dict[str, Column]:
+        """The fields that operators keep for one another."""
+        return {name: column for name, column in self.fields.items() if name.startswith(HIDDEN)}
 
     def with_fields(self, fields: dict[str, Column]) -> Block:
         """The same records with other columns."""
@@ -437,7 +449,7 @@ class Block:
     def sample_of(self, record: int) -> tuple[int, int, int]:
         """(dataset, shard, row) of the first sample that a record was made from: what an error message names."""
         row = record if self.sample_offsets is None else int(self.sample_offsets[record])
-        dataset, shard, number = self.samples[row].tolist()
+        dataset, shard, number = self.samples[row, :3].tolist()
         return dataset, shard, number
 
     @staticmethod
@@ -470,7 +482,7 @@ class Block:
 
     def to_rows(self) -> list[dict[str, Any]]:
         """One plain dict a record; a field that a record lacks is left out."""
-        columns = {name: column.to_list() for name, column in self.fields.items()}
+        columns = {name: column.to_list() for name, column in self.fields.items() if not name.startswith(HIDDEN)}
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         if any(isinstance(c, Objects) for c in self.fields.values()):
             rows = [{k: v for k, v in row.items() if v is not MISSING} for row in rows]
@@ -490,14 +502,15 @@ def canonical(block: Block) -> Block:
     """The final form of a batch: fields in the order of their names, each in the kind that its values alone decide.
 
     Records of one shape are stacked (`Fixed`), also where they travelled as `Ragged`; numbers of several widths are
-    widened; a field that some records lack is None there, one that all lack is left out.
+    widened; a field that some records lack is None there, one that all lack is left out. Hidden fields and the samples'
+    places end here.
     """
     fields = {}
     for name in sorted(block.fields):
-        column = _canonical_column(block.fields[name])
+        column = None if name.startswith(HIDDEN) else _canonical_column(block.fields[name])
         if column is not None:
             fields[name] = column
-    return Block(fields, block.samples, block.sample_offsets).compact_samples()
+    return Block(fields, block.samples[:, :3], block.sample_offsets).compact_samples()
 
 
 def _canonical_column(column: Column) -> Column | None:

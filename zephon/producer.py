@@ -15,7 +15,7 @@ from zephon.columns import Block
 from zephon.errors import CheckpointError, CheckpointMismatch, RunFailed
 from zephon.frontiers import Announcement, Frontier, frontier_at
 from zephon.lanes import window_at
-from zephon.ops.base import Faults, WindowKey
+from zephon.ops.base import Faults, Scope, WindowKey, add_counts
 from zephon.plan import Plan
 from zephon.windows import TASK_SAMPLES, Chain, Outcome, Task, Window, tasks_of, window_of
 
@@ -48,7 +48,7 @@ class LaneProducer:
         self._pushed = 0
         self._early: dict[int, Outcome] = {}
         self._chain: Chain | None = None
-        self._faults = Faults(plan.settings.on_error, plan.source.datasets)
+        self._faults = self._fresh_faults()
         self._plan_window()
         if not self._windows:
             self._check_end()
@@ -117,6 +117,7 @@ class LaneProducer:
             self._chain = Chain(self.plan.back, WindowKey(self.plan.seed, self.epoch, self.lane, window.chunk))
         self.skipped += outcome.skipped
         self.reports += outcome.reports
+        add_counts(self.counters, outcome.counters)
         self.samples += len(outcome.block)
         self._append(self._chain.push(outcome.block, self._faults))
         self._pushed += 1
@@ -131,12 +132,12 @@ class LaneProducer:
 
     def _end_window(self) -> None:
         assert self._chain is not None
-        for name, count in self._chain.counters().items():
-            self.counters[name] = self.counters.get(name, 0) + count
+        add_counts(self.counters, self._chain.counters())
+        add_counts(self.counters, self._faults.counters)
         self._chain = None
         self.skipped += self._faults.skipped
         self.reports += self._faults.reports
-        self._faults = Faults(self.plan.settings.on_error, self.plan.source.datasets)
+        self._faults = self._fresh_faults()
         window, _ = self._windows.popleft()
         self._check_barren(window)
         if not self._windows:
@@ -145,6 +146,10 @@ class LaneProducer:
             self.announcements.append(Announcement(self._windows[0][0].chunk, self._made, self.skipped))
         else:
             self._check_end()
+
+    def _fresh_faults(self) -> Faults:
+        plan = self.plan
+        return Faults(plan.settings.on_error, plan.source.datasets, Scope(plan, self.epoch, self.lane))
 
     def _check_barren(self, window: Window) -> None:
         self._barren = 0 if self._made > self._fruitful else self._barren + window.high - window.low

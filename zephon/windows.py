@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
+
 from zephon.columns import Block
 from zephon.datasets.fetch import read
 from zephon.lanes import window_start
-from zephon.ops.base import Accumulator, Faults, Operator, Stateful, Stateless, WindowKey
+from zephon.ops.base import Accumulator, Faults, Operator, Scope, Stateful, Stateless, WindowKey, add_counts
 from zephon.plan import Plan
 from zephon.work import Curriculum
 
@@ -39,6 +41,7 @@ class Outcome(NamedTuple):
     block: Block
     skipped: int
     reports: list[str]
+    counters: dict[str, int]
 
 
 class Window(NamedTuple):
@@ -91,11 +94,12 @@ class Front:
     def run(self, task: Task) -> Outcome:
         """The records that a task's samples become. Raises `RecordError` unless bad records are to be skipped."""
         datasets = self.plan.source.datasets
-        faults = Faults(self.plan.settings.on_error, datasets)
+        faults = Faults(self.plan.settings.on_error, datasets, Scope(self.plan, task.epoch, task.lane))
         pointers = self.plan.curriculum(task.epoch).lane_pointers(task.lane, task.low, task.high)
+        pointers = np.column_stack((pointers, np.arange(task.low, task.high)))
         block = read(datasets, pointers, self.fields, faults)
         block = through(self.operators, block, faults)
-        return Outcome(block, faults.skipped, faults.reports)
+        return Outcome(block, faults.skipped, faults.reports, faults.counters)
 
 
 def through(operators: tuple[Stateless, ...], block: Block, faults: Faults) -> Block:
@@ -134,8 +138,7 @@ class Chain:
         total: dict[str, int] = {}
         for step in self.steps:
             if isinstance(step, Accumulator):
-                for name, count in step.counters.items():
-                    total[name] = total.get(name, 0) + count
+                add_counts(total, step.counters)
         return total
 
     def _from(self, at: int, blocks: list[Block], faults: Faults) -> list[Block]:
@@ -155,7 +158,7 @@ def run_window(
     window = window_of(plan, plan.curriculum(epoch), lane, number)
     if window is None:
         return
-    faults = faults or Faults(plan.settings.on_error, plan.source.datasets)
+    faults = faults or Faults(plan.settings.on_error, plan.source.datasets, Scope(plan, epoch, lane))
     front, chain = Front(plan), Chain(plan.back, WindowKey(plan.seed, epoch, lane, window.chunk))
     front.setup()
     for task in tasks_of(window, epoch, lane, task_samples):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -160,7 +161,8 @@ def test_a_stream_is_its_blocks_joined_less_what_a_replay_drops(lengths, drop, t
     stream = LaneStream(first=drop, drop=drop)
     at = 0
     for length in lengths:
-        stream.append(Block.from_rows(rows[at : at + length], [(0, 0, i) for i in range(at, at + length)]))
+        samples = np.array([(0, 0, i) for i in range(at, at + length)], np.int64).reshape(-1, 3)
+        stream.append(Block.from_rows(rows[at : at + length], samples))
         at += length
     assert stream.to_drop == max(0, drop - at)
     assert len(stream) == max(0, at - drop)

@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 
 def read(datasets: Sequence[Dataset], pointers: IntArray, fields: frozenset[str] | None, faults: Faults) -> Block:
-    """The samples at `pointers` (int64 `[m, 3]`: dataset, shard, row), one record each; bad ones go to `faults`."""
+    """The samples at `pointers` (int64 `[m, 3]`: dataset, shard, row), one record each; bad ones go to `faults`.
+
+    A fourth column, the samples' places in their lane, is passed on.
+    """
     return gather(lambda number: datasets[number].source, pointers, fields, faults)
 
 
@@ -39,7 +42,7 @@ def gather(
     bad: list[tuple[int, str]] = []
     good = np.ones(len(pointers), np.bool_)
     for low, high in zip([0, *cuts.tolist()], [*cuts.tolist(), len(pointers)], strict=True):
-        dataset, shard, first = sorted_pointers[low].tolist()
+        dataset, shard, first = sorted_pointers[low, :3].tolist()
         rows = np.ascontiguousarray(sorted_pointers[low:high, 2])
         source = source_of(dataset)
         if not (0 <= shard < len(source.counts) and first >= 0 and int(rows[-1]) < int(source.counts[shard])):
@@ -52,7 +55,7 @@ def gather(
             samples = samples[good[low:high]]
         blocks.append(Block(piece.columns, samples))
     for place, cause in sorted(bad):
-        faults.bad(tuple(pointers[place].tolist()), "read", cause)
+        faults.bad(tuple(pointers[place, :3].tolist()), "read", cause)
     block = Block.concat(blocks)
     if ordered:
         return block

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import difflib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from zephon.columns import Block, IntArray
 from zephon.errors import RecordError
+
+if TYPE_CHECKING:
+    from zephon.plan import Plan
 
 
 class Named(Protocol):
@@ -32,16 +35,30 @@ class Named(Protocol):
     def fetch(self, shard: int, rows: IntArray, fields: frozenset[str] | None, faults: Faults) -> Block: ...
 
 
+class Scope(NamedTuple):
+    """Where in a run records are being processed. Only operators that run a user's code look at it."""
+
+    plan: Plan
+    epoch: int
+    lane: int
+
+
 class Faults:
     """What happens to bad records: `"raise"` stops at the first, `"skip"` counts them and goes on.
 
-    `skipped` counts those left out; `reports` keeps one line for each, for the log.
+    `skipped` counts those left out; `reports` keeps one line for each, for the log. `scope` says where the records
+    belong; None outside a run. `counters` is where a stateless operator counts what it drops.
     """
 
-    def __init__(self, on_error: str = "raise", datasets: Sequence[Named] = ()) -> None:
-        self.on_error, self.datasets = on_error, datasets
+    def __init__(self, on_error: str = "raise", datasets: Sequence[Named] = (), scope: Scope | None = None) -> None:
+        self.on_error, self.datasets, self.scope = on_error, datasets, scope
         self.skipped = 0
         self.reports: list[str] = []
+        self.counters: dict[str, int] = {}
+
+    def count(self, name: str, amount: int) -> None:
+        """Add to what is summed per lane and shown: `dropped_records`, say."""
+        add_counts(self.counters, {name: amount})
 
     def lacks(self, sample: tuple[int, int, int], operator: str, fields: Sequence[str], expected: str) -> None:
         """Report a record that has none of these fields; the error says which fields its sample has."""
@@ -68,6 +85,13 @@ class Faults:
             raise error from (cause if isinstance(cause, BaseException) else None)
         self.skipped += 1
         self.reports.append(f"skipped: {error.operator}: {error.dataset!r}, {error.shard}, row {row}: {error.cause}")
+
+
+def add_counts(total: dict[str, int], more: Mapping[str, int]) -> None:
+    """Add counts by name; a count of nothing leaves no name behind."""
+    for name, amount in more.items():
+        if amount:
+            total[name] = total.get(name, 0) + amount
 
 
 def _said(error: BaseException) -> str:
@@ -134,8 +158,7 @@ class Accumulator(ABC):
         """Give out all that is held. The window is over; the accumulator is used no more."""
 
     def count(self, name: str, amount: int) -> None:
-        if amount:
-            self.counters[name] = self.counters.get(name, 0) + amount
+        add_counts(self.counters, {name: amount})
 
 
 class Stateful(Operator):

@@ -49,7 +49,8 @@ class MapTransform(Stateless):
                 rows.append(result)
                 kept.append(record)
         of = block.select(()).take(np.array(kept, np.int64))
-        return Block.from_rows(rows, of.samples, of.sample_offsets)
+        made = Block.from_rows(rows, of.samples, of.sample_offsets)
+        return made.with_fields({**made.fields, **of.fields})
 
     def _wrong(self, result: Any) -> str | None:
         """What is wrong with the function's result, if anything."""

@@ -189,9 +189,9 @@ class _Packing(Accumulator):
 
 
 def _samples_of(block: Block, records: IntArray) -> tuple[IntArray, IntArray]:
-    """`(samples, offsets)` of these records."""
-    of = block.select(()).take(records)
-    return of.samples, np.arange(len(records) + 1) if of.sample_offsets is None else of.sample_offsets
+    """`(samples, offsets)` of these records. Places end here: a sequence names each sample once."""
+    of = Block({}, block.samples, block.sample_offsets).take(records)
+    return of.samples[:, :3], np.arange(len(records) + 1) if of.sample_offsets is None else of.sample_offsets
 
 
 class _Wrapping(_Packing):

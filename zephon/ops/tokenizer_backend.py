@@ -157,7 +157,7 @@ class Guarded:
         if self._fast is None:
             return self._reference.encode(texts)
         ids, offsets = self._fast.encode(texts)
-        chosen = np.flatnonzero(mix("tokenizer check", *samples.T) % np.uint64(CHECK_ONE_IN) == 0).tolist()
+        chosen = np.flatnonzero(mix("tokenizer check", *samples[:, :3].T) % np.uint64(CHECK_ONE_IN) == 0).tolist()
         for text in chosen:
             expected = self._reference.encode([texts[text]])[0]
             found = ids[offsets[text] : offsets[text + 1]]

@@ -6,7 +6,7 @@
     |        | u32     | u64        | msgpack        |       | i64     |     | i64, if packed |     |
     +--------+---------+------------+----------------+- - - -+---------+- - -+----------------+- - -+--------------
 
-    header: [records, samples, packed, [[name, kind, dtype, shape], ...]]
+    header: [records, samples, columns of samples (3 or 4), packed, [[name, kind, dtype, shape], ...]]
 
     kind            arrays, each at the next multiple of 64      shape
     0 Fixed         values                                       that of values
@@ -100,7 +100,7 @@ def measure(block: Block) -> Layout:
         if values.dtype.kind in "OVT":
             raise SettingError(f"field {name!r}: arrays of dtype {values.dtype} cannot be laid out; use Objects")
         arrays.append(values)
-    head = (len(block), len(block.samples), block.sample_offsets is not None, fields)
+    head = (len(block), *block.samples.shape, block.sample_offsets is not None, fields)
     return Layout(msgpack.packb(head, unicode_errors="surrogatepass"), arrays)
 
 
@@ -226,11 +226,13 @@ def _read(buffer: Buffer) -> Block:
     if magic != _MAGIC or not start <= total <= len(buffer):
         raise ProtocolError(f"no block begins here: {magic!r}, {size} bytes of header, {total} of {len(buffer)} bytes")
     header = msgpack.unpackb(buffer[_PREFIX.size : start], unicode_errors="surrogatepass")
-    records, samples, packed, described = header
+    records, samples, width, packed, described = header
     reader = _Reader(buffer, start, total)
     if type(records) is not int or records < 0 or type(packed) is not bool or (not packed and samples != records):
         raise ProtocolError(f"corrupt block: {records!r} records of {samples!r} samples")
-    sample_rows = reader.array((samples, 3), _INT64)
+    if width not in (3, 4):
+        raise ProtocolError(f"corrupt block: samples of {width!r} columns")
+    sample_rows = reader.array((samples, width), _INT64)
     sample_offsets = reader.offsets(records, samples) if packed else None
     fields: dict[str, Column] = {}
     for name, kind, dtype, shape in described:
