@@ -75,6 +75,8 @@ _TAKEN = (
     ("dp_degree", "dp_group_id", "mapping_strategy", "batches_per_step"),
     ("runner", "max_workers", "prefetch_batches", "deterministic"),
 )
+OPTIONS = (*(name for names in _TAKEN for name in names), "world_size", "global_rank")
+"""All that `options` takes and does not ignore."""
 
 
 def apply_options(
@@ -90,12 +92,11 @@ def apply_options(
     data, topology = replace(data, **data_given), replace(topology, **topology_given)
     execution = replace(execution, **execution_given)
     topology = _ranks_as_groups(topology, left, given)
-    known = [name for allowed in _TAKEN for name in allowed]
-    drop_ignored("options", left, [*known, "world_size", "global_rank"], IGNORED_OPTIONS, stacklevel=4)
+    drop_ignored("options", left, OPTIONS, IGNORED_OPTIONS, stacklevel=4)
     _check(data, topology, execution)
     if execution_given.get("deterministic") is False:
         warnings.warn(
-            "options(): deterministic=False changes nothing: every way to execute a pipeline here keeps the order, at no "
+            "options(): deterministic=False changes nothing: every way to execute a pipeline keeps the order, at no "
             "cost that giving it up would save",
             stacklevel=3,
         )

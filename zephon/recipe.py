@@ -1,7 +1,8 @@
-"""Recipes: Python files that define pipelines, named as `recipe.py` or `recipe.py:name`.
+"""Recipes: Python or TOML files that define pipelines, named as `recipe.py` or `recipe.py:name`.
 
-A recipe is executed once, as a module of a name of its own and never as `__main__`. Its folder is on the path while
-its code runs, so that it may import what lies beside it. Nothing is written into that folder.
+A recipe in Python is executed once, as a module of a name of its own and never as `__main__`. Its folder is on the path
+while its code runs, so that it may import what lies beside it. Nothing is written into that folder. One in TOML is read
+by `zephon.toml_recipe` and runs no code.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ class Recipe:
         if not isinstance(vars(module).get(chosen), (Pipeline, FunctionType)):
             others = ", ".join(found)
             hint = f"; it defines {others}: use {path}:{found[0]}" if found else ""
-            raise RecipeError(f"{path} defines no pipeline {chosen!r}{hint}. Assign it a zephon.Pipeline at top level.")
+            how = "Assign it a zephon.Pipeline at top level"
+            if path.endswith(".toml"):
+                how = f"Write its tables as [pipelines.{chosen}.…]"
+            raise RecipeError(f"{path} defines no pipeline {chosen!r}{hint}. {how}.")
 
     def pipeline(self, name: str = DEFAULT) -> Pipeline:
         """A pipeline by name; a function that makes one is called, once. `RecipeError` if there is none."""
@@ -79,11 +83,11 @@ def split_name(recipe: str) -> tuple[str, str]:
 
 
 def load_recipe(recipe: str) -> Recipe:
-    """Execute the recipe `path` or `path:name`. `RecipeError` says in one line what is wrong with it, and where."""
+    """Execute the recipe `path` or `path:name`, or read it, if it is TOML. `RecipeError` says in one line what is wrong
+    with it, and where.
+    """
     given, chosen = split_name(recipe)
     path = os.path.abspath(os.path.expanduser(given))
-    if path.endswith(".toml"):
-        raise RecipeError(f"{given}: recipes in TOML are not available yet; write the pipeline in Python")
     try:
         with open(path, "rb") as file:
             source = file.read()
@@ -95,6 +99,11 @@ def load_recipe(recipe: str) -> Recipe:
     sys.modules[name] = module  # pickle and inspect look functions up by their module's name
     linecache.checkcache(path)
     try:
+        if path.endswith(".toml"):
+            from zephon.toml_recipe import pipelines_of
+
+            vars(module).update(pipelines_of(path, source, DEFAULT))
+            return Recipe(path, module, chosen)
         with _folder_on_path(path), _errors_of(path):
             exec(compile(source, path, "exec"), module.__dict__)
         return Recipe(path, module, chosen)

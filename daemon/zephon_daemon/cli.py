@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _daemon_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="recipe.py, or recipe.py:name")
+    parser.add_argument("recipe", metavar="RECIPE", help="recipe.py or recipe.toml, or recipe.py:name")
     parser.add_argument("--workers", type=_positive, metavar="N", help="worker processes (default: cores allowed)")
     parser.add_argument("--memory", type=size, metavar="SIZE", help="bound on shared memory, such as 4G")
     for name in ("--metrics-port", "--coordinator"):

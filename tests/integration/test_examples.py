@@ -12,10 +12,10 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 Batches = set[tuple[int, int, str]]
 
 
-def trained(folder: Path, ranks: int, *arguments: str) -> Batches:
+def trained(folder: Path, recipe: str, ranks: int, *arguments: str) -> Batches:
     """(global step, lane, digest) of all that the ranks of one launch were given."""
     run = [sys.executable, "ranks.py", str(ranks), "train.py", *arguments]
-    with zephon(folder, "launch", "recipe.py", "--workers", "1", "--", *run, cwd=folder) as launched:
+    with zephon(folder, "launch", recipe, "--workers", "1", "--", *run, cwd=folder) as launched:
         assert launched.end() == 0, launched.errors
         lines = [line.split() for line in launched.output.splitlines()]
     assert [(line[0], line[2], line[6]) for line in lines] == [("step", "lane", "tokens")] * len(lines)
@@ -41,8 +41,10 @@ def test_the_example_gives_every_global_step_the_same_batches_on_4_ranks_and_res
     shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("data", "saved", "__pycache__"))
     with python(folder, "import runpy; runpy.run_path('make_data.py', run_name='__main__')", cwd=folder) as making:
         assert making.end() == 0, making.errors
-    before = trained(folder, 4, "--until", "3", "--save", "saved")
-    after = trained(folder, 2, "--until", "6", "--resume", "saved")
+    recipes = [load_recipe(str(folder / name)).pipeline() for name in ("recipe.py", "recipe.toml")]
+    assert recipes[0].plan().identity == recipes[1].plan().identity
+    before = trained(folder, "recipe.py", 4, "--until", "3", "--save", "saved")
+    after = trained(folder, "recipe.toml", 2, "--until", "6", "--resume", "saved")
     assert {step for step, _, _ in before} == {1, 2, 3}
     assert {step for step, _, _ in after} == {4, 5, 6}
     assert before | after == uninterrupted(folder, 6)
