@@ -6,7 +6,7 @@ A step is checked when it is added, where the author's line is known; nothing of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
@@ -14,12 +14,16 @@ from zephon.arguments import drop_ignored
 from zephon.errors import SettingError
 from zephon.ops.base import Operator
 from zephon.ops.decode_text import DecodeText
+from zephon.ops.expand_chat import ExpandChat
+from zephon.ops.map_batch import MapBatch
 from zephon.ops.map_transform import MapTransform
 from zephon.ops.pack_flat import PackFlat
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.tokenize import Tokenize
+from zephon.ops.tokenize_chat import TokenizeChat
 from zephon.options import Execution, Topology, apply_options
 from zephon.plan import DataSettings
+from zephon.types import SampleBatch
 from zephon.work import StaticMixtureWorkSource
 
 B = TypeVar("B", bound="Builder")
@@ -112,6 +116,51 @@ class Builder:
             parallelism,
         )
 
+    def tokenize_chat(
+        self: B,
+        tokenizer: Any = None,
+        tokenizer_id: str | os.PathLike[str] | None = None,
+        *,
+        field: str = "messages",
+        chat_template: str | os.PathLike[str] | None = None,
+        max_length: int | None = None,
+        loss_scope: Literal["all_assistant", "last_span", "after_last_user"] = "all_assistant",
+        tools_field: str | None = "tools",
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        mask_field_out: str = "loss_mask",
+        preserve_upstream_payload: bool = False,
+        parallelism: int | None = None,
+        **ignored: Any,
+    ) -> B:
+        """Conversations in `field` to token ids in `input_ids`, int32 of varying length, and a mask as long in
+        `mask_field_out`, float32: 1 for the tokens that are learnt.
+
+        `chat_template` is a Jinja template, the path of a `.jinja` file, or the name of one of the tokenizer's; None is
+        the tokenizer's own. The settings: `zephon.ops.tokenize_chat.TokenizeChat`. Raises SettingError, or
+        TokenizerError where the tokenizer cannot be read.
+        """
+        drop_ignored("tokenize_chat", ignored, TokenizeChat.__init__.__annotations__)
+        return self._add(
+            TokenizeChat(
+                tokenizer,
+                tokenizer_id,
+                field=field,
+                chat_template=chat_template,
+                max_length=max_length,
+                loss_scope=loss_scope,
+                tools_field=tools_field,
+                chat_template_kwargs=chat_template_kwargs,
+                mask_field_out=mask_field_out,
+                preserve_upstream_payload=preserve_upstream_payload,
+            ),
+            parallelism,
+        )
+
+    def expand_chat(self: B, field: str = "messages", **ignored: Any) -> B:
+        """Each conversation in `field` to one record for each turn of the assistant: the messages through that turn."""
+        drop_ignored("expand_chat", ignored, ("field",))
+        return self._add(ExpandChat(field))
+
     def pack_flat(self: B, max_length: int, *, parallelism: int | None = None, **settings: Any) -> B:
         """Token sequences into sequences of exactly `max_length`: `input_ids` and `positions`, int32 `[max_length]`,
         and `sequence_length`. `zephon.ops.pack_flat.PackFlat` has the settings.
@@ -147,6 +196,27 @@ class Builder:
         self._batched = True
         return self
 
+    def map_batch(
+        self: B,
+        fn: Callable[[SampleBatch], Any],
+        *,
+        drop_none: bool = True,
+        parallelism: int | None = None,
+        **ignored: Any,
+    ) -> B:
+        """`fn(batch) -> batch`, a mapping from field to array, or None, on each batch; after `batch()`.
+
+        `batch` is a `SampleBatch` in memory of its own. None makes the batch empty; it still takes its turn, and lanes
+        are counted in the records that went in. The microbatch size becomes part of the run's identity.
+        """
+        drop_ignored("map_batch", ignored, ("fn", "drop_none", "parallelism"))
+        if not self._batched:
+            raise SettingError("map_batch() before batch(): it works on batches, so call batch(...) first")
+        self._change()
+        _check_hint("map_batch", parallelism)
+        self.operators.append(MapBatch(fn, drop_none=drop_none))
+        return self
+
     def options(self: B, **options: Any) -> B:
         """Data settings, topology and execution settings, each by name.
 
@@ -169,11 +239,15 @@ class Builder:
     def _hint(self: B, name: str, parallelism: int | None) -> B:
         """Check a step's place and its hint. All workers run all of the front, so there is nothing to keep of it."""
         self._change()
-        if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
-            raise SettingError(f"{name}: parallelism={parallelism!r}: must be None or a whole number from 1")
+        _check_hint(name, parallelism)
         if self._batched:
             raise SettingError(f"{name}() after batch(): batch comes last")
         return self
 
     def _change(self) -> None:
         """Called before every change; whoever cannot be changed any more raises."""
+
+
+def _check_hint(name: str, parallelism: int | None) -> None:
+    if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
+        raise SettingError(f"{name}: parallelism={parallelism!r}: must be None or a whole number from 1")

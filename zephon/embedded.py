@@ -173,8 +173,9 @@ class EmbeddedRun:
 
     def _take(self, lane: int) -> SampleBatch:
         first = self.turns.records[lane]
-        block = self._runs[lane].producer.stream.take(self.turns.until(lane) - first)
-        ends = self.turns.deliver(lane, len(block))
+        producer = self._runs[lane].producer
+        block = producer.take(self.turns.until(lane) - first)
+        ends = self.turns.deliver(lane, producer.stream.first - first)
         self._delivered = True
         return SampleBatch(
             block,

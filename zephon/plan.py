@@ -19,6 +19,7 @@ from zephon.errors import CheckpointMismatch, DatasetError, SettingError
 from zephon.frontiers import Checkpoint
 from zephon.lanes import window_at, window_start
 from zephon.ops.base import Operator, Stateful, Stateless
+from zephon.ops.map_batch import MapBatch
 from zephon.work import Curriculum, MixtureChange, StaticMixtureWorkSource
 
 WINDOW_SAMPLES = 16384
@@ -27,7 +28,7 @@ CURRICULA_KEPT = 4
 CHANGEABLE = ("datasets", "mixture", "operators", "source")
 """What `allow_changed` may name."""
 
-_COUNTED_IN = ("canonical_replicas", "chunk_size", "flush_every_k_chunks")
+_COUNTED_IN = ("canonical_replicas", "chunk_size", "flush_every_k_chunks", "microbatch_size")
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,11 @@ class Plan:
     @property
     def back(self) -> tuple[Operator, ...]:
         return self.operators[self._split :]
+
+    @property
+    def on_batches(self) -> tuple[MapBatch, ...]:
+        """What is done to each batch, after it was cut."""
+        return tuple(op for op in self.operators if isinstance(op, MapBatch))
 
     @property
     def _split(self) -> int:
@@ -162,6 +168,8 @@ def resolve(
         flush_every = 1
     flush_every = flush_every or saved.get("flush_every_k_chunks") or max(8, -(-WINDOW_SAMPLES // chunk_size))
     identity = _identity(source, operators, seed, lanes, chunk_size, int(flush_every))
+    if any(isinstance(op, MapBatch) for op in operators):
+        identity["microbatch_size"] = settings.microbatch_size
     changed_at = None
     changes = [MixtureChange(*change) for change in saved.get("mixture_changes", ())]
     if checkpoint:

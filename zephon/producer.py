@@ -92,6 +92,20 @@ class LaneProducer:
         while (ready := self._early.pop(self._pushed, None)) is not None:
             self._push(ready)
 
+    def take(self, count: int) -> Block:
+        """The lane's next batch: its next `count` records (fewer if it has no more), as the user's functions on batches
+        leave it.
+        """
+        first = self.stream.first
+        block = self.stream.take(count)
+        if self.plan.on_batches:
+            faults = self._fresh_faults()  # of no window, so no part of any frontier
+            for operator in self.plan.on_batches:
+                block = operator.apply(block, self.lane, first, self.plan.dataset_names, faults)
+            self.reports += faults.reports
+            self.counters["failed_batches"] = self.counters.get("failed_batches", 0) + faults.skipped
+        return block
+
     def frontier(self, records: int) -> Frontier:
         """The lane's frontier once that many records were delivered. Older announcements are forgotten."""
         frontier = frontier_at(self.announcements, records)

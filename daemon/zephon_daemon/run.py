@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from zephon.columns import Block
 from zephon.errors import ProtocolError
 from zephon.frontiers import Checkpoint, Frontier
 from zephon.lanes import batch_end, batch_round, is_spent, owned_lanes, released_rounds
@@ -453,12 +452,13 @@ class Run:
                 break
             if lane.producer.ended and gate.final and self._round(lane) > gate.rounds:
                 break
-            out += self._write_one(lane, stream.take(count), readers)
+            out += self._write_one(lane, count, readers)
             lane.stands = until
         return out
 
-    def _write_one(self, lane: Lane, block: Block, readers: tuple[int, ...]) -> list[Instruction]:
-        layout = measure(block)
+    def _write_one(self, lane: Lane, count: int, readers: tuple[int, ...]) -> list[Instruction]:
+        layout = measure(lane.producer.take(count))
+        records = lane.producer.stream.first - lane.written
         out: list[Instruction] = []
         if lane.ring is None or not lane.ring.fits(layout.nbytes):
             out.append(self._new_ring(lane, layout.nbytes, readers))
@@ -467,9 +467,9 @@ class Run:
         assert slot is not None
         lane.ring.publish(slot, readers)
         ready = BatchReady(
-            lane.number, lane.epoch, slot.generation, slot.index, layout.nbytes, lane.written, len(block)
+            lane.number, lane.epoch, slot.generation, slot.index, layout.nbytes, lane.written, records
         )
-        lane.written += len(block)
+        lane.written += records
         out.append(Write(slot, layout, ready, readers))
         return out
 

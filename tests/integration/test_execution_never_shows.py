@@ -44,6 +44,23 @@ def test_the_runner_the_workers_and_the_rings_never_show(runtime_folder: Path, n
                 assert run_to_the_end(daemon.socket, 2, name) == expected, name
 
 
+def test_functions_on_batches_give_the_same_under_the_daemon_empty_batches_included(runtime_folder: Path) -> None:
+    recipe = mixed(runtime_folder, {"pipeline": "4, drop_last=False"}, (80, 60))
+    with open(recipe, "a") as file:
+        file.write(
+            "def tail(batch):\n"
+            "    if batch.first_record % 3 == 0:\n        return None\n"
+            "    return {'last': batch['input_ids'][:, -1], 'text': [str(len(batch))] * len(batch)}\n"
+            "pipeline.map_batch(tail)\n"
+        )
+    expected = here(recipe)
+    with Daemon(recipe, workers=2) as daemon, Ranks(daemon.socket, 2) as ranks:
+        ranks.rounds()
+        found = {(b.lane, b.first_record): b.digest for batches in ranks.batches for b in batches}
+        assert {len(b) for batches in ranks.batches for b in batches} >= {0, 4}
+    assert found == expected
+
+
 def test_case_A9_the_hash_seed_never_shows(runtime_folder: Path) -> None:
     recipe = mixed(runtime_folder, {"pipeline": "4"})
     found = []

@@ -1,0 +1,103 @@
+"""`map_batch`: a user's function on each finished batch.
+
+It runs after batching, where a batch is cut and before it is written, so it sees exactly the records that a rank gets,
+in their final form and in memory of its own. What a lane has delivered is counted in the records that went in, whatever
+comes out: a result of another length, or an empty batch for None, still takes its turn. Since the cut into batches now
+shows in the data, the microbatch size is part of the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from zephon.batches import Batch
+from zephon.columns import Block, Column, Fixed, canonical, column_of
+from zephon.errors import SettingError
+from zephon.function_digest import digest_of
+from zephon.ops.base import Faults, Operator
+from zephon.types import SampleBatch
+
+
+class MapBatch(Operator):
+    """`fn(batch) -> batch`, a mapping from field to array, or None for an empty batch."""
+
+    name = "map_batch"
+
+    def __init__(self, fn: Callable[[SampleBatch], Any], *, drop_none: bool = True) -> None:
+        if not callable(fn):
+            raise SettingError(f"map_batch: fn must be a function of one SampleBatch, not {type(fn).__name__}")
+        self.fn, self.drop_none = fn, bool(drop_none)
+
+    def describe(self) -> dict[str, Any]:
+        return {"fn": digest_of(self.fn), "drop_none": self.drop_none}
+
+    def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
+        return None
+
+    def apply(self, block: Block, lane: int, first_record: int, names: tuple[str, ...], faults: Faults) -> Block:
+        """The block of the batch that comes of this one. A failing one goes to `faults`, and is then empty."""
+        if not len(block):
+            return block
+        batch = SampleBatch(block.copy(), lane=lane, first_record=first_record, dataset_names=names)
+        try:
+            return self._block(self.fn(batch), block, names)
+        except Exception as error:
+            faults.bad(block.sample_of(0), f"{self.name} (lane {lane}, from record {first_record} on)", error)
+            return block.slice(0, 0)
+
+    def _block(self, result: Any, block: Block, names: tuple[str, ...]) -> Block:
+        if result is None:
+            if not self.drop_none:
+                raise TypeError("the function returned None, and drop_none=False keeps every batch")
+            return block.slice(0, 0)
+        if isinstance(result, Batch):
+            return canonical(Block(result.block.fields, _renumbered(result, names), result.block.sample_offsets))
+        if not isinstance(result, Mapping):
+            raise TypeError(f"the function returned {type(result).__name__}, expected a batch, a mapping or None")
+        columns = {name: _column(name, value) for name, value in result.items()}
+        lengths = {name: len(column) for name, column in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"the function returned fields of different lengths: {lengths}")
+        return canonical(_of_records(columns, block, next(iter(lengths.values()), len(block))))
+
+
+def _column(name: Any, value: Any) -> Column:
+    if type(name) is not str:
+        raise TypeError(f"the function returned a field named {name!r}, expected str")
+    if isinstance(value, Column):
+        return value
+    if isinstance(value, (list, tuple)):
+        return column_of(value)
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if not array.ndim:
+        raise TypeError(
+            f"the function returned the single value {value!r} as field {name!r}: a field has one value for each "
+            "record, so give an array with the records along its first axis"
+        )
+    return column_of(list(array)) if array.dtype.kind in "OVT" else Fixed(array)
+
+
+def _of_records(columns: dict[str, Column], block: Block, count: int) -> Block:
+    """The columns with the samples that they were made from: record by record, or of the whole batch each."""
+    if count == len(block):
+        return block.with_fields(columns)
+    samples = block.compact_samples().samples
+    offsets = np.arange(count + 1, dtype=np.int64) * len(samples)
+    return Block(columns, np.tile(samples, (count, 1)).reshape(-1, samples.shape[1]), offsets)
+
+
+def _renumbered(batch: Batch, names: tuple[str, ...]) -> Any:
+    """The batch's samples with datasets numbered as in the run. KeyError for one that the run does not have."""
+    samples = batch.block.samples
+    if batch.dataset_names == names or not len(samples):
+        return samples
+    unknown = [name for name in batch.dataset_names if name not in names]
+    if unknown:
+        raise KeyError(f"the returned batch names datasets {unknown}, which the run does not have")
+    number_of = np.array([names.index(name) for name in batch.dataset_names], np.int64)
+    return np.column_stack((number_of[samples[:, 0]], samples[:, 1:]))
+
+
