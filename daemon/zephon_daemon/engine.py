@@ -299,7 +299,7 @@ class Engine:
             block = read(segment.array[offset : offset + message.nbytes])
             if not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
                 block = block.copy()
-            self._accept(live, work, Outcome(block, message.skipped, message.reports))
+            self._accept(live, work, Outcome(block, message.skipped, message.reports, message.counters))
         port.channel.send(encode(p.SlotFree(message.generation, message.index)))
 
     def _lose_worker(self, number: int, how: str) -> None:

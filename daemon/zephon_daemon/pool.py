@@ -159,7 +159,7 @@ class WorkerPool:
                 block = read(array[offset : offset + message.nbytes]).copy()
                 port.channel.send(encode(SlotFree(message.generation, message.index)))
                 order = port.orders.pop(message.task)
-                _resolve(order.future, Outcome(block, message.skipped, message.reports))
+                _resolve(order.future, Outcome(block, message.skipped, message.reports, message.counters))
             elif isinstance(message, TaskFailed):
                 _resolve(port.orders.pop(message.task).future, error_from(message.kind, message.text, message.record))
         if port.channel.closed:

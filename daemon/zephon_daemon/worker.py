@@ -116,7 +116,8 @@ class Worker:
         self._ring.publish(slot, (0,))
         spent = (time.perf_counter_ns() - started) // 1000
         reports = [text[:500] for text in outcome.reports[:MAX_REPORTS]]
-        self._send(TaskDone(order.task, slot.generation, slot.index, layout.nbytes, outcome.skipped, reports, spent))
+        done = (slot.generation, slot.index, layout.nbytes, outcome.skipped, reports, outcome.counters, spent)
+        self._send(TaskDone(order.task, *done))
 
     def _grow(self, nbytes: int) -> None:
         size = max(SMALLEST_SLOT, 1 << (nbytes * 5 // 4 - 1).bit_length() if nbytes < 1 << 20 else nbytes * 5 // 4)

@@ -412,6 +412,7 @@ class TaskDone:
     nbytes: int
     skipped: int
     reports: list[str]
+    counters: dict[str, int]
     microseconds: int
 
 
