@@ -55,10 +55,15 @@ def window_start(lane: int, lanes: int, chunks_per_window: int, window: int) -> 
     return -(-chunks_per_window * (lane + 1) // lanes) + (window - 1) * chunks_per_window
 
 
+def window_containing(lane: int, lanes: int, chunks_per_window: int, chunk: int) -> int:
+    """The number of the window that lane-local chunk `chunk` belongs to."""
+    first = window_start(lane, lanes, chunks_per_window, 1)
+    return 0 if chunk < first else 1 + (chunk - first) // chunks_per_window
+
+
 def window_at(lane: int, lanes: int, chunks_per_window: int, chunk: int) -> int:
     """The number of the window that begins at lane-local chunk `chunk`; `CheckpointError` if none begins there."""
-    first = window_start(lane, lanes, chunks_per_window, 1)
-    window = 0 if chunk == 0 else 1 + (chunk - first) // chunks_per_window
+    window = window_containing(lane, lanes, chunks_per_window, chunk)
     if window_start(lane, lanes, chunks_per_window, window) != chunk:
         raise CheckpointError(
             f"lane {lane}: chunk {chunk} is not the first of a window (flush_every_k_chunks={chunks_per_window})"
