@@ -193,7 +193,7 @@ class Tokenize(Stateless):
         try:
             return backend.encode(found.texts, samples[found.records]), found.records
         except Disagreement as difference:
-            raise self._disagrees(difference, block, found.records, faults) from None
+            raise disagreement(self.name, difference, block, found.records, faults) from None
         except Exception:
             return self._one_by_one(found, block, samples, faults)
 
@@ -205,7 +205,7 @@ class Tokenize(Stateless):
             try:
                 ids, _ = backend.encode([text], samples[record : record + 1])
             except Disagreement as difference:
-                raise self._disagrees(difference, block, np.array([record]), faults) from None
+                raise disagreement(self.name, difference, block, np.array([record]), faults) from None
             except Exception as error:
                 faults.bad(block.sample_of(record), self.name, error)
                 continue
@@ -214,17 +214,21 @@ class Tokenize(Stateless):
         offsets = np.cumsum([len(part) for part in parts])
         return (np.concatenate(parts), offsets), np.array(records, np.int64)
 
-    def _disagrees(self, difference: Disagreement, block: Block, records: IntArray, faults: Faults) -> TokenizerError:
-        dataset, shard, row = block.sample_of(int(records[difference.text]))
-        known = dataset < len(faults.datasets)
-        name = faults.datasets[dataset].name if known else str(dataset)
-        path = faults.datasets[dataset].shard_path(shard) if known else str(shard)
-        at = _first_difference(difference.found, difference.expected)
-        return TokenizerError(
-            f"tokenize: dataset {name!r}, shard {path}, row {row}: fastokens gave other ids than tokenizers for this "
-            f"document, from token {at} on. Tokens delivered so far may be wrong as well. Start again with "
-            f"{CHOICE}=tokenizers in the environment, and report the document to the makers of fastokens"
-        )
+
+def disagreement(
+    operator: str, difference: Disagreement, block: Block, records: IntArray, faults: Faults
+) -> TokenizerError:
+    """The error for a document of a block, given the records that its texts came from."""
+    dataset, shard, row = block.sample_of(int(records[difference.text]))
+    known = dataset < len(faults.datasets)
+    name = faults.datasets[dataset].name if known else str(dataset)
+    path = faults.datasets[dataset].shard_path(shard) if known else str(shard)
+    at = _first_difference(difference.found, difference.expected)
+    return TokenizerError(
+        f"{operator}: dataset {name!r}, shard {path}, row {row}: fastokens gave other ids than tokenizers for this "
+        f"document, from token {at} on. Tokens delivered so far may be wrong as well. Start again with "
+        f"{CHOICE}=tokenizers in the environment, and report the document to the makers of fastokens"
+    )
 
 
 def _strings(column: Text) -> list[str]:

@@ -91,12 +91,14 @@ class OwnTokenizer:
             return False
 
 
-def find_tokenizer(tokenizer: Any, tokenizer_id: str | os.PathLike[str] | None) -> JsonTokenizer | OwnTokenizer:
-    """What the arguments of `tokenize` name. Raises `SettingError` or `TokenizerError`."""
+def find_tokenizer(
+    tokenizer: Any, tokenizer_id: str | os.PathLike[str] | None, operator: str = "tokenize"
+) -> JsonTokenizer | OwnTokenizer:
+    """What the arguments of an operator name. Raises `SettingError` or `TokenizerError`."""
     if isinstance(tokenizer, (str, os.PathLike)) and tokenizer_id is None:
         tokenizer, tokenizer_id = None, tokenizer
     if (tokenizer is None) == (tokenizer_id is None):
-        raise SettingError("tokenize: give one of tokenizer (an object) and tokenizer_id (a path or a hub name)")
+        raise SettingError(f"{operator}: give one of tokenizer (an object) and tokenizer_id (a path or a hub name)")
     if tokenizer_id is not None:
         return _from_id(os.fspath(tokenizer_id))
     where = f"the {type(tokenizer).__name__} object"
@@ -110,7 +112,7 @@ def find_tokenizer(tokenizer: Any, tokenizer_id: str | os.PathLike[str] | None) 
             found = {which: getattr(tokenizer, f"{which}_token_id", None) for which in ("bos", "eos")}
             return _checked(text, where, ids={k: v for k, v in found.items() if type(v) is int})
     if not callable(getattr(tokenizer, "encode", None)):
-        raise SettingError(f"tokenize: tokenizer must have encode(text), which {type(tokenizer).__name__} lacks")
+        raise SettingError(f"{operator}: tokenizer must have encode(text), which {type(tokenizer).__name__} lacks")
     return OwnTokenizer(tokenizer, where)
 
 
