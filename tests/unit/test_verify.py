@@ -9,11 +9,10 @@ from itertools import count
 import pytest
 from hypothesis import given
 
-from tests.unit.small_recipes import STEP_LISTS, Recipe, examples, recipes, reference
+from tests.unit.small_recipes import examples, recipes, reference
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource, verify
 from zephon.errors import RecipeError, SettingError
 from zephon.lanes import released_rounds
-from zephon.testing import assert_resumes_exactly
 from zephon.verify import main
 
 
@@ -125,21 +124,3 @@ def test_the_command_says_0_for_a_good_recipe_and_1_with_the_first_difference_fo
     assert "first difference: step 1, lane 0, field 'r' differs" in capsys.readouterr().out
     with pytest.raises(RecipeError):
         main(str(tmp_path / "none.py"))
-
-
-# What recipes are tested with
-
-
-@pytest.mark.parametrize("steps", STEP_LISTS, ids=lambda steps: "-".join(steps) or "none")
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_a_pipeline_resumes_exactly_after_any_batch(steps, drop_last):
-    recipe = Recipe(steps=steps, rows=(40, 25), weights=(1, 1), drop_last=drop_last)
-    assert_resumes_exactly(recipe.pipeline, batches=40, follow=3)
-
-
-def test_assert_resumes_exactly_names_the_batch_and_field_that_differ():
-    assert_resumes_exactly(pipeline_with(keep))
-    with pytest.raises(AssertionError, match=r"restored after 0 batches, batch 0: field 'r' differs \(lane 0"):
-        assert_resumes_exactly(pipeline_with(with_random))
-    with pytest.raises(AssertionError, match="batch"):
-        assert_resumes_exactly(lambda: pipeline_with(with_random_filter))
