@@ -3,6 +3,7 @@
 #   make run     the demo: 4 ranks under torchrun, stopped, resumed on 2 and on 1; every global step the same
 #   make test    unit, integration and short chaos tests          make soak   the same at full length
 #   make lint    ruff and mypy                                     make bench  benchmarks, as ratios
+#   make bench-compare BASE=<commit>    two commits, measured in turn
 #   make docs    the documentation, into docs/_build               make clean  removes everything that make made
 #
 #   PYTHON=/path/to/python3 chooses the interpreter;  TESTS="tests/unit -k pack" and ARGS="…" narrow a run.
@@ -17,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 PIP := $(BIN)/python -m pip install -qq --no-input --progress-bar off --constraint constraints.txt
 
-.PHONY: run test lint bench docs soak clean help
+.PHONY: run test lint bench bench-compare docs soak clean help
 .DELETE_ON_ERROR:
 
 help:
@@ -34,6 +35,10 @@ soak: $(VENV)/.test
 
 bench: $(VENV)/.test
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-compare: $(VENV)/.test
+	@test -n "$(BASE)" || { echo "make: name the commit to compare with: make bench-compare BASE=main~1" >&2; exit 1; }
+	@$(BIN)/python -m tests.benchmarks.compare $(BASE) $(ARGS)
 
 lint: $(VENV)/.lint
 	@$(BIN)/ruff check .

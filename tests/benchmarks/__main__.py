@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import costs, throughput
+from tests.benchmarks import costs, shares, throughput
 from tests.benchmarks.contest import Timing
 from tests.benchmarks.corpus import FULL, QUICK, Corpus, corpus
 from tests.benchmarks.processes import busy_cores
@@ -19,6 +19,9 @@ from tests.benchmarks.report import Row, Scale, table
 BENCHMARKS: dict[str, Callable[[Corpus, Scale], list[Row]]] = {
     "a": throughput.text,
     "b": throughput.ids,
+    "c": throughput.mixed,
+    "lengths": throughput.lengths,
+    "cpu": shares.cpu,
     "memory": costs.memory,
     "next": costs.next_batch,
     "import": costs.imported,

@@ -1,4 +1,5 @@
-"""What the benchmarks read, made once into the cache folder: workload A, Parquet text; workload B, its tokens.
+"""What the benchmarks read, made once into the cache folder: workload A, Parquet text; workload B, its tokens; and for
+others the second half of the text as JSON lines, and the tokens as documents a tenth and ten times as long.
 
 A document is a few runs of consecutive words from the text that a Python installation ships (modules, their comments
 and docs), as many words as a log-normal draw says: some 350 tokens on average under the byte-level BPE that is trained
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+VERSION = 2  # of what is made
 SEED = 20240229
 TOKENS_A_DOCUMENT = 350
 SPREAD = 0.8  # sigma of the log-normal lengths
@@ -59,8 +61,23 @@ class Corpus:
         return self.folder / "text"
 
     @property
+    def lines(self) -> Path:
+        """The second half of the text's shards, as JSON lines."""
+        return self.folder / "lines"
+
+    @property
     def ids(self) -> Path:
         return self.folder / "ids"
+
+    @property
+    def short(self) -> Path:
+        """The tokens as documents of a tenth of the length."""
+        return self.folder / "short"
+
+    @property
+    def long(self) -> Path:
+        """The tokens as documents of ten times the length."""
+        return self.folder / "long"
 
     @property
     def tokenizer(self) -> Path:
@@ -70,7 +87,7 @@ class Corpus:
 def corpus(size: Size) -> Corpus:
     """The corpus of that size, made now if the cache folder does not have it."""
     root = Path(os.environ.get("ZEPHON_CACHE") or Path(tempfile.gettempdir(), f"zephon-benchmarks-{os.getuid()}"))
-    folder = root / f"benchmark-corpus-{size.name}-{size.documents}-{size.pool >> 20}-{ROW_GROUP}"
+    folder = root / f"benchmark-corpus-{VERSION}-{size.name}-{size.documents}-{size.pool >> 20}-{ROW_GROUP}"
     if not (folder / "corpus.json").exists():
         root.mkdir(parents=True, exist_ok=True)
         making = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=root))
@@ -101,18 +118,26 @@ def _make(folder: Path, size: Size) -> None:
     counts = np.maximum(1, rng.lognormal(mean, SPREAD, size.documents)).astype(np.int64)
     facts = Corpus(folder, size.documents, 0, 0, len(_vocabulary(folder / "tokenizer.json")))
     tokens = text_bytes = 0
-    for name in ("text", "ids"):
+    for name in ("text", "lines", "ids", "short", "long"):
         (folder / name).mkdir()
     for shard in range(size.shards):
         mine = counts[size.documents * shard // size.shards : size.documents * (shard + 1) // size.shards]
         texts = _documents(pool, words, mine, rng)
         ids, offsets = tokenizer.encode_batch_flat(texts, False)
         values, bounds = np.frombuffer(ids, np.uint32), np.frombuffer(offsets, np.int64)
-        column = pa.LargeListArray.from_arrays(pa.array(bounds), pa.array(values.astype(np.uint16)))
-        for field, array in (("text", pa.array(texts, pa.string())), ("ids", column)):
-            table = pa.table({"text" if field == "text" else "input_ids": array})
+        tables = {"text": pa.table({"text": pa.array(texts, pa.string())})}
+        tenths = [bounds[:-1] + np.diff(bounds) * part // 10 for part in range(10)]
+        shorter, longer = np.unique(np.concatenate((*tenths, bounds))), np.append(bounds[:-1:10], bounds[-1])
+        for field, ends in (("ids", bounds), ("short", shorter), ("long", longer)):
+            column = pa.LargeListArray.from_arrays(pa.array(ends), pa.array(values.astype(np.uint16)))
+            tables[field] = pa.table({"input_ids": column})
+        for field, table in tables.items():
             path = folder / field / f"part-{shard:05d}.parquet"
-            pq.write_table(table, path, row_group_size=ROW_GROUP, compression="zstd")
+            rows = max(1, ROW_GROUP * table.num_rows // len(texts))
+            pq.write_table(table, path, row_group_size=rows, compression="zstd")
+        if shard >= size.shards // 2:
+            lines = "".join(json.dumps({"id": row, "text": text}) + "\n" for row, text in enumerate(texts))
+            (folder / "lines" / f"part-{shard:05d}.jsonl").write_text(lines)
         tokens += len(values)
         text_bytes += sum(len(text.encode()) for text in texts)
     found = asdict(facts) | {"tokens": tokens, "text_bytes": text_bytes}

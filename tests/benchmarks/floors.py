@@ -1,17 +1,19 @@
 """The floors: what the libraries alone do, in loops as bare as can be.
 
     python -m tests.benchmarks.floors text FOLDER TOKENIZER fastokens|tokenizers PART PARTS
+    python -m tests.benchmarks.floors mixed FOLDER TOKENIZER fastokens PART PARTS LINES
     python -m tests.benchmarks.floors ids FOLDER
 
 Workload A: read Parquet text, tokenise a block at a time, append the end token, pack to 2049, batches of 8. Workload B:
-read lists of ids, pack, batch. Each process takes every PARTS-th file, over and over.
+read lists of ids, pack, batch. "mixed" is A with three blocks of ten from JSON lines; it neither shuffles nor looks for
+the best fit. Each process takes every PARTS-th file, over and over.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from itertools import count, cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,26 @@ def texts_of(paths: list[Path], at_once: int = DOCUMENTS_AT_ONCE) -> Iterator[li
         yield table.column(0).to_pylist()
 
 
+def mixed_texts_of(paths: list[Path], lines: list[Path]) -> Iterator[list[str]]:
+    """Blocks of documents of Parquet and of JSON lines, seven to three, over and over."""
+    web, others = texts_of(paths), _lines_of(lines)
+    for number in count():
+        yield next(others if number % 10 in (2, 5, 8) else web)
+
+
+def _lines_of(paths: list[Path]) -> Iterator[list[str]]:
+    import msgspec
+
+    class Row(msgspec.Struct):
+        text: str
+
+    decoder = msgspec.json.Decoder(Row)
+    for path in cycle(paths):
+        with open(path, "rb") as file:
+            while found := list(islice(file, DOCUMENTS_AT_ONCE)):
+                yield [row.text for row in decoder.decode_lines(b"".join(found))]
+
+
 def ids_of(paths: list[Path]) -> Iterator[np.ndarray]:
     """Blocks of ids end to end, over and over."""
     for table in _batches(paths, "input_ids", DOCUMENTS_AT_ONCE):
@@ -85,11 +107,16 @@ def _batches(paths: list[Path], column: str, at_once: int) -> Iterator[Any]:
 
 def main(arguments: list[str]) -> None:
     workload, folder, *more = arguments
-    if workload == "text":
-        tokenizer, library, part, parts = more
+    if workload in ("text", "mixed"):
+        tokenizer, library, part, parts, *lines = more
         encode = encoder(Path(tokenizer), library)
         at_once = DOCUMENTS_AT_ONCE if library == "fastokens" else SLOWLY
-        blocks = (encode(texts) for texts in texts_of(files(Path(folder), int(part), int(parts)), at_once))
+        paths = files(Path(folder), int(part), int(parts))
+        if lines:
+            texts = mixed_texts_of(paths, sorted(Path(lines[0]).iterdir())[int(part) :: int(parts)])
+        else:
+            texts = texts_of(paths, at_once)
+        blocks = (encode(each) for each in texts)
     else:
         blocks = ids_of(files(Path(folder)))
     deliver(batch.size for batch in packed(blocks))

@@ -1,4 +1,4 @@
-"""Workloads A and B: tokens a second of the bare loops, of torch's DataLoader and of Zephon, taken in turn."""
+"""Workloads A, B and others: tokens a second of the bare loops, of torch's DataLoader and of Zephon, taken in turn."""
 
 from __future__ import annotations
 
@@ -47,6 +47,25 @@ def ids(corpus: Corpus, scale: Scale) -> list[Row]:
     return _rows("B", compared, "bare one-process loop", against_torch=4.0)
 
 
+def mixed(corpus: Corpus, scale: Scale) -> list[Row]:
+    """C: a mixture of Parquet and JSON lines, tokenise, best fit to 2049, shuffle, batches of 8."""
+    shared = ("floors", "mixed", corpus.text, corpus.tokenizer, "fastokens")
+    parts = [module(*shared, part, 2, corpus.lines) for part in range(2)]
+    contestants = {FLOOR: _contestant(parts, scale.timing), ONE: zephon("mixed", corpus, 1, scale.timing)}
+    return [_row("C", "one rank to the bare two-process loop", in_turn(contestants, scale.rounds), ONE, FLOOR, 0.5)]
+
+
+def lengths(corpus: Corpus, scale: Scale) -> list[Row]:
+    """B with documents of a tenth of the length, and ten times as long."""
+    rows = []
+    for workload, folder in (("short", corpus.short), ("long", corpus.long)):
+        floor = _contestant([module("floors", "ids", folder)], scale.timing)
+        compared = in_turn({FLOOR: floor, ONE: zephon(workload, corpus, 1, scale.timing)}, scale.rounds)
+        name = f"{workload} documents, one rank to the bare one-process loop"
+        rows.append(_row("B", name, compared, ONE, FLOOR, None))
+    return rows
+
+
 def zephon(workload: str, corpus: Corpus, ranks: int, timing: Timing) -> Callable[[], float]:
     """A contestant: a daemon of its own, at default settings, and so many ranks."""
 
@@ -69,16 +88,17 @@ def _contestant(commands: Sequence[Sequence[str]], timing: Timing) -> Callable[[
 
 
 def _rows(workload: str, compared: Compared, floor: str, against_torch: float) -> list[Row]:
-    def row(name: str, of: str, base: str, target: float) -> Row:
-        ratio, low, high = compared.ratio(of, base)
-        mine, theirs = compared.median(of) / 1e6, compared.median(base) / 1e6
-        detail = f"{low:.2f} to {high:.2f}; {mine:.2f} and {theirs:.2f} M tokens/s"
-        return Row(f"{workload}: {name}", ratio, "×", target, at_least=True, detail=detail)
-
     rows = [
-        row(f"one rank to the {floor}", ONE, FLOOR, 0.5),
-        row("one rank to torch DataLoader, 2 workers", ONE, TORCH, against_torch),
-        row("four ranks to one", FOUR, ONE, 0.9),
+        _row(workload, f"one rank to the {floor}", compared, ONE, FLOOR, 0.5),
+        _row(workload, "one rank to torch DataLoader, 2 workers", compared, ONE, TORCH, against_torch),
+        _row(workload, "four ranks to one", compared, FOUR, ONE, 0.9),
     ]
     others = [name for name in compared.rates if name not in (FLOOR, TORCH, ONE, FOUR)]
     return rows + [Row(f"{workload}: {name}", compared.median(name) / 1e6, "M tokens/s", None) for name in others]
+
+
+def _row(workload: str, name: str, compared: Compared, of: str, base: str, target: float | None) -> Row:
+    ratio, low, high = compared.ratio(of, base)
+    mine, theirs = compared.median(of) / 1e6, compared.median(base) / 1e6
+    detail = f"{low:.2f} to {high:.2f}; {mine:.2f} and {theirs:.2f} M tokens/s"
+    return Row(f"{workload}: {name}", ratio, "×", target, at_least=True, detail=detail)

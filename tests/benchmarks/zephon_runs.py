@@ -23,11 +23,11 @@ _RECIPE = """
 from zephon import Dataset, Pipeline, StaticMixtureWorkSource
 
 source = StaticMixtureWorkSource(
-    datasets=[Dataset.from_path("corpus", {folder!r})], mixture=None, seed=42{source}
+    datasets=[Dataset.from_path(name, path) for name, path in {data!r}], mixture={mixture!r}, seed=42{source}
 )
 pipeline = (
     Pipeline(source){tokenize}
-    .pack_flat(max_length=2049, algorithm="wrap")
+    {order}
     .batch(microbatch_size=8)
     .options(canonical_replicas={lanes}{options})
 )
@@ -36,7 +36,11 @@ pipeline = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What varies: the workload ("text" or "ids"), lanes, and more arguments of the source and of `options`."""
+    """What varies: the workload, lanes, and more arguments of the source and of `options`.
+
+    Workloads: "text" and "ids" (A and B); "mixed", two datasets of text, best fit and a shuffle; "short" and "long", B
+    with documents of other lengths.
+    """
 
     workload: str
     lanes: int = 8
@@ -44,11 +48,15 @@ class Recipe:
     options: str = ""
 
     def text(self, corpus: Corpus) -> str:
-        folder = corpus.text if self.workload == "text" else corpus.ids
+        mixed = self.workload == "mixed"
+        folders = {"web": corpus.text, "lines": corpus.lines} if mixed else {"corpus": getattr(corpus, self.workload)}
         tokenize = f'\n    .tokenize(tokenizer_id={str(corpus.tokenizer)!r}, field="text", special_tokens="eos")'
+        pack = f".pack_flat(max_length=2049, algorithm={'best_fit' if mixed else 'wrap'!r})"
         return _RECIPE.format(
-            folder=str(folder),
-            tokenize=tokenize if self.workload == "text" else "",
+            data=[(name, str(folder)) for name, folder in folders.items()],
+            mixture={"web": 0.7, "lines": 0.3} if mixed else None,
+            order=f"{pack}.shuffle(512)" if mixed else pack,
+            tokenize=tokenize if self.workload in ("text", "mixed") else "",
             source=self.source,
             lanes=self.lanes,
             options=self.options,
