@@ -1,12 +1,12 @@
 """`shuffle`: the records of a window in a random order, within a buffer.
 
-The order is defined without a loop. Record number `i` of a window has the key `i + u * buffer_size`, with `u` in
+*Streaming* is defined without a loop. Record number `i` of a window has the key `i + u * buffer_size`, with `u` in
 `[0, 1)` from a hash of the window's name and `i`; the window comes out in the order of keys, ties by `i`. Every later
 record has a key of at least its own number, so a record may leave as soon as its key is below the number of records
 seen: about `buffer_size` records are held, and what comes out cannot depend on how they were pushed.
 
-Held records stay in a private copy of the block they came in, and leave by one gather from each of those blocks: a
-record is copied once in and once out however long it waits.
+*Block* cuts the window into blocks of `buffer_size` records, the last one shorter, and permutes each whole: within a
+block every order is as likely as any other, and no record leaves its block.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from typing import Any
 
 import numpy as np
 
-from zephon.columns import Block, Column, Fixed, IntArray
+from zephon.columns import Block
 from zephon.errors import SettingError
 from zephon.ops.base import Accumulator, Faults, Stateful, WindowKey
-from zephon.permutations import mix
+from zephon.ops.held_records import HeldRecords
+from zephon.permutations import mix, permute
 
 _FRACTION = 20  # bits of `u`; keys are integers, in units of 2**-20 records
 _LARGEST = 2**40
 
 
 class Shuffle(Stateful):
-    """A shuffle buffer for each lane: a record moves at most about `buffer_size` places."""
+    """A shuffle buffer for each lane: a record moves at most about `buffer_size` places ("streaming"), or within its
+    block of `buffer_size` records ("block").
+    """
 
     name = "shuffle"
 
     def __init__(self, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming") -> None:
-        if algorithm == "block":
-            raise SettingError("shuffle: algorithm='block' is not available yet; use 'streaming'")
-        if algorithm != "streaming":
-            raise SettingError(f"shuffle: algorithm={algorithm!r}: must be 'streaming'")
+        if algorithm not in ("streaming", "block"):
+            raise SettingError(f"shuffle: algorithm={algorithm!r}: must be 'streaming' or 'block'")
         if type(buffer_size) is not int or not 1 <= buffer_size <= _LARGEST:
             raise SettingError(f"shuffle: buffer_size={buffer_size!r}: must be a whole number from 1 to {_LARGEST}")
         if type(seed) is not int:
@@ -44,33 +45,24 @@ class Shuffle(Stateful):
         return {"buffer_size": self.buffer_size, "seed": self.seed, "algorithm": self.algorithm}
 
     def accumulator(self, key: WindowKey) -> Accumulator:
-        return _Buffer(self.buffer_size, mix("shuffle", key.seed, self.seed, key.epoch, key.lane, key.chunk))
+        seed = mix("shuffle", key.seed, self.seed, key.epoch, key.lane, key.chunk)
+        return _Buffer(self.buffer_size, seed) if self.algorithm == "streaming" else InBlocks(self.buffer_size, seed)
 
 
 class _Buffer(Accumulator):
-    """The held records: their keys, and where each lies."""
+    """The held records and their keys."""
 
     def __init__(self, size: int, seed: int) -> None:
         super().__init__()
         self.size, self.seed = size, seed
-        self.seen = 0
-        self.pushes = 0
-        self.blocks: dict[int, Block] = {}  # by number of push, while a record of it is held
-        self.keys, self.push_of, self.row = (np.empty(0, np.int64) for _ in range(3))
+        self.held = HeldRecords()
+        self.keys = np.empty(0, np.int64)  # of the held records, by number
 
     def push(self, block: Block, faults: Faults) -> list[Block]:
-        count = len(block)
-        if not count:
-            return []
-        number = np.arange(self.seen, self.seen + count, dtype=np.int64)
+        number = self.held.add(block)
         fraction = (mix(self.seed, number) >> np.uint64(64 - _FRACTION)).astype(np.int64)
-        self.seen += count
-        self.blocks[self.pushes] = block.copy()
         self.keys = np.concatenate((self.keys, (number << _FRACTION) + fraction * self.size))
-        self.push_of = np.concatenate((self.push_of, np.full(count, self.pushes)))
-        self.row = np.concatenate((self.row, number - number[0]))
-        self.pushes += 1
-        return self._release(self.keys < self.seen << _FRACTION)
+        return self._release(self.keys < self.held.seen << _FRACTION)
 
     def flush(self, faults: Faults) -> list[Block]:
         return self._release(np.ones(len(self.keys), np.bool_))
@@ -80,44 +72,47 @@ class _Buffer(Accumulator):
         if not len(where):
             return []
         where = where[np.argsort(self.keys[where], kind="stable")]
-        out = _gathered(self.blocks, self.push_of[where], self.row[where])
-        stays = np.flatnonzero(~ready)
-        self.keys, self.push_of, self.row = self.keys[stays], self.push_of[stays], self.row[stays]
-        held = self.push_of[np.diff(self.push_of, prepend=-1) > 0]  # ascending, so each once
-        self.blocks = {push: self.blocks[push] for push in held.tolist()}
-        return [out]
+        self.keys = self.keys[~ready]
+        return [self.held.take(self.held.numbers[where])]
 
 
-def _gathered(blocks: dict[int, Block], source: IntArray, row: IntArray) -> Block:
-    """The records `row[i]` of `blocks[source[i]]`, in this order."""
-    grouped = np.argsort(source, kind="stable")
-    numbers, firsts = np.unique(source[grouped], return_index=True)
-    if len(numbers) == 1:
-        return blocks[int(numbers[0])].take(row)
-    chosen = [blocks[number] for number in numbers.tolist()]
-    places = np.split(grouped, firsts[1:])  # for each block, where its records go
-    rows = [row[place] for place in places]
-    stacked: dict[str, Column] = {}
-    for name in chosen[0].fields:
-        column = _stacked([block.fields.get(name) for block in chosen], rows, places, len(row))
-        if column is not None:
-            stacked[name] = column
-    parts = [
-        block.with_fields({n: c for n, c in block.fields.items() if n not in stacked}).take(index)
-        for block, index in zip(chosen, rows)
-    ]
-    back = np.empty(len(row), np.int64)
-    back[grouped] = np.arange(len(row))
-    joined = Block.concat(parts).take(back)
-    return joined.with_fields({**stacked, **joined.fields})
+class InBlocks(Accumulator):
+    """Every `size` records are permuted whole; at the flush, so are those that are left."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        super().__init__()
+        self.size, self.seed = size, seed
+        self.held = HeldRecords()
+
+    def push(self, block: Block, faults: Faults) -> list[Block]:
+        self.held.add(block)
+        whole = len(self.held) // self.size * self.size
+        return self._release(whole, self.size)
+
+    def flush(self, faults: Faults) -> list[Block]:
+        return self._release(len(self.held), len(self.held))
+
+    def _release(self, count: int, size: int) -> list[Block]:
+        """The first `count` held records, in blocks of `size`."""
+        if not count:
+            return []
+        numbers = self.held.numbers[:count]
+        place = np.arange(count)
+        key = mix(self.seed, numbers // self.size)
+        return [self.held.take(numbers[place - place % size + permute(place % size, size, key)])]
 
 
-def _stacked(columns: list[Column | None], rows: list[IntArray], places: list[IntArray], count: int) -> Fixed | None:
-    """The chosen rows of columns of one fixed shape, each copied straight to its place; None for other columns."""
-    arrays = [column.values for column in columns if isinstance(column, Fixed)]
-    if len(arrays) != len(columns) or len({(a.dtype, a.shape[1:]) for a in arrays}) != 1:
-        return None
-    out = np.empty((count, *arrays[0].shape[1:]), arrays[0].dtype)
-    for values, index, place in zip(arrays, rows, places):
-        out[place] = values[index]
-    return Fixed(out)
+class Shuffled(Accumulator):
+    """Another accumulator, whose output is permuted in blocks of `size` records."""
+
+    def __init__(self, made: Accumulator, size: int, seed: int) -> None:
+        super().__init__()
+        self.made, self.blocks = made, InBlocks(size, seed)
+        self.counters = made.counters
+
+    def push(self, block: Block, faults: Faults) -> list[Block]:
+        return [out for made in self.made.push(block, faults) for out in self.blocks.push(made, faults)]
+
+    def flush(self, faults: Faults) -> list[Block]:
+        out = [out for made in self.made.flush(faults) for out in self.blocks.push(made, faults)]
+        return out + self.blocks.flush(faults)

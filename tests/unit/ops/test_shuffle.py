@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 from typing import Any
 
@@ -53,14 +54,15 @@ def plain(block: Block) -> list[Any]:
     return [(row, block.samples[a:b].tolist()) for row, (a, b) in zip(rows, pairwise(offsets.tolist()))]
 
 
+algorithms = st.sampled_from(("streaming", "block"))
 counts, sizes, cuts = st.integers(0, 60), st.integers(1, 30), st.lists(st.integers(0, 60), max_size=8)
 
 
-@given(counts, sizes, cuts, st.sampled_from(VALUES), st.booleans())
+@given(algorithms, counts, sizes, cuts, st.sampled_from(VALUES), st.booleans())
 def test_order_is_the_same_however_records_are_cut_into_pushes(
-    count: int, size: int, at: list[int], value: Any, odd: bool
+    algorithm: str, count: int, size: int, at: list[int], value: Any, odd: bool
 ) -> None:
-    block, shuffle = block_of(count, value, odd), Shuffle(size)
+    block, shuffle = block_of(count, value, odd), Shuffle(size, algorithm=algorithm)
     whole = run(shuffle.accumulator(KEY), [block])
     assert run(shuffle.accumulator(KEY), cuts_of(block, at)) == whole
     by_row = [Block.from_rows([row], block.samples[i : i + 1]) for i, row in enumerate(block.to_rows())]
@@ -69,16 +71,33 @@ def test_order_is_the_same_however_records_are_cut_into_pushes(
     assert sorted(map(repr, whole)) == sorted(map(repr, plain(block)))
 
 
-@given(counts, sizes)
-def test_a_record_moves_less_than_the_buffer(count: int, size: int) -> None:
-    order = [sample[0][2] for _, sample in run(Shuffle(size).accumulator(KEY), [block_of(count)])]
+@given(algorithms, counts, sizes)
+def test_a_record_moves_less_than_the_buffer(algorithm: str, count: int, size: int) -> None:
+    shuffle = Shuffle(size, algorithm=algorithm)
+    order = [sample[0][2] for _, sample in run(shuffle.accumulator(KEY), [block_of(count)])]
     for place, number in enumerate(order):
         assert place - size < number < place + size or size == 1 == 1 + abs(place - number)
 
 
-@given(counts, sizes, cuts)
-def test_no_more_than_the_buffer_and_one_push_are_held(count: int, size: int, at: list[int]) -> None:
-    accumulator = Shuffle(size).accumulator(KEY)
+@given(counts, sizes)
+def test_a_block_is_permuted_whole_and_no_record_leaves_it(count: int, size: int) -> None:
+    shuffle = Shuffle(size, algorithm="block")
+    order = [sample[0][2] for _, sample in run(shuffle.accumulator(KEY), [block_of(count)])]
+    assert [number // size for number in order] == [number // size for number in range(count)]
+
+
+def test_within_a_block_every_order_is_as_likely_as_any_other() -> None:
+    block, found = block_of(3), Counter[tuple[int, ...]]()
+    for seed in range(1200):
+        out = run(Shuffle(3, seed=seed, algorithm="block").accumulator(KEY), [block])
+        found[tuple(sample[0][2] for _, sample in out)] += 1
+    assert len(found) == 6
+    assert sum((count - 200) ** 2 / 200 for count in found.values()) < 20.5  # chi-square, 5 degrees: 1 in 1000
+
+
+@given(algorithms, counts, sizes, cuts)
+def test_no_more_than_the_buffer_and_one_push_are_held(algorithm: str, count: int, size: int, at: list[int]) -> None:
+    accumulator = Shuffle(size, algorithm=algorithm).accumulator(KEY)
     held = 0
     for block in cuts_of(block_of(count), at):
         held += len(block) - sum(map(len, accumulator.push(block, Faults())))
@@ -103,11 +122,13 @@ def test_what_is_held_is_a_copy() -> None:
     assert out.samples.min() == 0
 
 
+@pytest.mark.parametrize("algorithm", ["streaming", "block"])
 @pytest.mark.parametrize("other", [KEY._replace(**{name: 7}) for name in KEY._fields])
-def test_every_part_of_the_windows_name_changes_the_order(other: WindowKey) -> None:
-    block = block_of(60)
-    assert run(Shuffle(30).accumulator(other), [block]) != run(Shuffle(30).accumulator(KEY), [block])
-    assert run(Shuffle(30, seed=1).accumulator(KEY), [block]) != run(Shuffle(30).accumulator(KEY), [block])
+def test_every_part_of_the_windows_name_changes_the_order(other: WindowKey, algorithm: str) -> None:
+    block, shuffle = block_of(60), Shuffle(30, algorithm=algorithm)
+    assert run(shuffle.accumulator(other), [block]) != run(shuffle.accumulator(KEY), [block])
+    seeded = Shuffle(30, seed=1, algorithm=algorithm)
+    assert run(seeded.accumulator(KEY), [block]) != run(shuffle.accumulator(KEY), [block])
 
 
 def test_a_buffer_of_one_keeps_the_order() -> None:
@@ -117,6 +138,8 @@ def test_a_buffer_of_one_keeps_the_order() -> None:
 def test_the_order_is_fixed_for_all_time() -> None:
     order = [sample[0][2] for _, sample in run(Shuffle(6).accumulator(KEY), [block_of(12)])]
     assert order == [0, 3, 2, 4, 1, 5, 6, 10, 7, 9, 8, 11]
+    blocks = run(Shuffle(6, algorithm="block").accumulator(KEY), [block_of(12)])
+    assert [sample[0][2] for _, sample in blocks] == [5, 0, 1, 2, 3, 4, 7, 11, 9, 10, 6, 8]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +148,6 @@ def test_the_order_is_fixed_for_all_time() -> None:
         ({"buffer_size": 0}, "buffer_size=0"),
         ({"buffer_size": True}, "buffer_size=True"),
         ({"seed": 1.5}, "seed=1.5"),
-        ({"algorithm": "block"}, "not available yet"),
         ({"algorithm": "riffle"}, "algorithm='riffle'"),
     ],
 )
