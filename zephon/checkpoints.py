@@ -41,7 +41,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         parse_checkpoint(state)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot read the checkpoint: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a checkpoint, or only part of one: {error}") from error
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error

@@ -19,6 +19,11 @@ from zephon.errors import CheckpointError
 
 FORMAT = 1
 
+MOST_LANES = 1 << 16
+"""Lanes of the largest run: a checkpoint of more is malformed, and would take for ever to check."""
+
+_LARGEST = (1 << 62) - 1
+
 
 class Announcement(NamedTuple):
     """A window of a lane begins at this record: what an engine announces when the window before is complete."""
@@ -76,7 +81,7 @@ class Checkpoint:
 
     @property
     def missing(self) -> list[int]:
-        """The lanes that it lacks."""
+        """The lanes that it lacks, ascending."""
         return [lane for lane in range(self.canonical_replicas) if lane not in self.lanes]
 
     def to_json(self) -> dict[str, Any]:
@@ -94,19 +99,21 @@ def parse_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
     if not isinstance(state, Mapping):
         raise CheckpointError(f"a checkpoint is a mapping, not {type(state).__name__}")
     if state.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint format {state.get('format')!r}: this version reads format {FORMAT}")
+        raise CheckpointError(f"checkpoint format {_shown(state.get('format'))}: this version reads format {FORMAT}")
     identity, lanes = state.get("identity"), state.get("lanes")
     if not isinstance(identity, Mapping) or not isinstance(lanes, Mapping) or not lanes:
         raise CheckpointError("malformed checkpoint: it needs 'identity' and 'lanes'")
     replicas = identity.get("canonical_replicas")
-    if type(replicas) is not int or replicas < 1:
-        raise CheckpointError(f"malformed checkpoint: identity.canonical_replicas is {replicas!r}")
+    if type(replicas) is not int or not 1 <= replicas <= MOST_LANES:
+        raise CheckpointError(
+            f"malformed checkpoint: identity.canonical_replicas is {_shown(replicas)}, and must be in 1..{MOST_LANES}"
+        )
     epoch = _count(state.get("epoch"), "epoch")
     frontiers = {}
     for key, entry in lanes.items():
-        lane = int(key) if isinstance(key, (str, int)) and str(key).isdecimal() else -1
-        if not 0 <= lane < replicas or not isinstance(entry, Mapping):
-            raise CheckpointError(f"malformed checkpoint: lane {key!r} of {replicas} lanes")
+        lane = _lane_number(key)
+        if not 0 <= lane < replicas or lane in frontiers or not isinstance(entry, Mapping):
+            raise CheckpointError(f"malformed checkpoint: lane {_shown(key)} of {replicas} lanes")
         names = ("chunk", "offset", "records", "skipped")
         numbers = {n: _count(entry.get(n, 0 if n == "skipped" else None), f"lane {lane}: {n}") for n in names}
         frontiers[lane] = Frontier(**numbers)
@@ -116,6 +123,15 @@ def parse_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
     if state.get("complete") and checkpoint.missing:
         raise CheckpointError(f"the checkpoint says it is complete but has no entry for lanes {checkpoint.missing}")
     return checkpoint
+
+
+def checkpoint_from_text(text: str | bytes) -> Checkpoint:
+    """The complete checkpoint in JSON text. `CheckpointError` for anything else, however malformed."""
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"the checkpoint is not JSON: {error}") from error
+    return complete_checkpoint(state)
 
 
 def complete_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
@@ -167,6 +183,23 @@ def _agreed(parts: Iterable[tuple[int, Checkpoint]]) -> dict[int, Frontier]:
 
 
 def _count(value: object, what: str) -> int:
-    if type(value) is not int or value < 0:
-        raise CheckpointError(f"malformed checkpoint: {what} must be a whole number from 0, found {value!r}")
+    if type(value) is not int or not 0 <= value <= _LARGEST:
+        raise CheckpointError(
+            f"malformed checkpoint: {what} must be a whole number from 0 to {_LARGEST}, found {_shown(value)}"
+        )
     return value
+
+
+def _lane_number(key: object) -> int:
+    """The lane that a key of `lanes` names, written as this module writes it; -1 for anything else."""
+    if type(key) is int:
+        return key
+    if not isinstance(key, str) or not key.isascii() or not key.isdecimal() or len(key) > len(str(MOST_LANES)):
+        return -1
+    return int(key) if str(int(key)) == key else -1
+
+
+def _shown(value: object) -> str:
+    """A value for an error message, no longer than a line."""
+    text = f"a number of {value.bit_length()} bits" if type(value) is int and abs(value) > _LARGEST else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -30,7 +30,7 @@ from zephon.recipe import split_name
 from zephon.transport import protocol as p
 from zephon.transport.channels import Channel, Listener, answers, connect, listen
 from zephon.transport.endpoints import announce, data_path, withdraw
-from zephon.transport.messages import decode, encode
+from zephon.transport.messages import MAX_MESSAGE, decode, encode
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch
 from zephon_daemon.progress import Rates, memory_of
@@ -39,6 +39,12 @@ from zephon_daemon.supervision import CannotGoOn, Supervision, Targets
 
 JOIN_SECONDS = 10.0
 """A data connection that has not said whose it is by then is closed."""
+
+MOST_JOINING = 256
+"""Data connections that have not said whose they are yet; further ones are closed at once."""
+
+MOST_REPORTS = 64
+"""Requests for progress that wait for the engine's part; further ones are answered without it."""
 
 REPORT_SECONDS = 2.0
 """How long a request for progress waits for the engine's part."""
@@ -190,6 +196,7 @@ class Daemon:
             self._context = zmq.Context()
             self._control = self._context.socket(zmq.ROUTER)
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)
+            self._control.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE)
             self._control.setsockopt(zmq.SNDHWM, 0)
             self._control.setsockopt(zmq.LINGER, 0)
             before = os.umask(0o177)
@@ -230,8 +237,8 @@ class Daemon:
         now = time.monotonic()
         if self._sessions.needs_ticks:
             self._carry_out(self._sessions.tick(now))
-        for channel in [channel for channel, since in self._joining.values() if now - since >= JOIN_SECONDS]:
-            self._drop_joining(channel)
+        for fd in [fd for fd, (_, since) in self._joining.items() if now - since >= JOIN_SECONDS]:
+            self._drop_joining(fd)
         late = [number for number, (_, deadline) in self._reports.items() if deadline <= now]
         self._give_up_reports(late, f"gave no report within {REPORT_SECONDS:g} s")
 
@@ -264,10 +271,11 @@ class Daemon:
         raise _End(DONE)
 
     def _end_clients(self, number: int) -> None:
-        """Ranks whose launcher was killed have nobody else who ends them."""
-        for fd in self._watches.values():
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(fd, number)
+        """Ranks whose launcher was killed have nobody else who ends them. Only those whose number the kernel said."""
+        for client, fd in self._watches.items():
+            if client in self._sessions.clients and self._sessions.clients[client].joined:
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(fd, number)
 
     def _wait_for_clients(self) -> None:
         poller = zmq.Poller()
@@ -319,6 +327,13 @@ class Daemon:
         if engine is None:
             return
         engine.flush()
+        try:
+            self._hear_engine(engine)
+        except ProtocolError as error:  # an engine that is out of its mind is replaced like a dead one
+            _log.error("the engine is ended: %s", error)
+            self._supervision.kill_engine()
+
+    def _hear_engine(self, engine: Channel) -> None:
         now = time.monotonic()
         for data, fds in engine.receive():
             for fd in fds:
@@ -378,6 +393,8 @@ class Daemon:
             self._carry_out(self._sessions.goodbye(ask, request, now))
         elif self._supervision.engine is None or not self._ready:
             self._answer(ask, p.ProgressReport(self._report(None, "starting")))
+        elif len(self._reports) >= MOST_REPORTS:
+            self._answer(ask, p.ProgressReport(self._report(None, f"asked for {MOST_REPORTS} reports already")))
         else:
             self._report_number += 1
             self._reports[self._report_number] = ask, now + REPORT_SECONDS
@@ -426,18 +443,22 @@ class Daemon:
     def _accept(self) -> None:
         assert self._listener is not None
         while (channel := self._listener.accept()) is not None:
-            self._joining[channel.fileno()] = channel, time.monotonic()
-            self._watch(channel.fileno(), partial(self._from_joining, channel))
+            if len(self._joining) >= MOST_JOINING:
+                channel.close()
+                continue
+            fd = channel.fileno()
+            self._joining[fd] = channel, time.monotonic()
+            self._watch(fd, partial(self._from_joining, channel, fd))
 
-    def _from_joining(self, channel: Channel) -> None:
+    def _from_joining(self, channel: Channel, fd: int) -> None:
         try:
             for data, fds in channel.receive(limit=1):
-                for fd in fds:
-                    os.close(fd)
+                for surplus in fds:
+                    os.close(surplus)
                 join = decode(data, expect=p.Join)
                 orders = self._sessions.joined(join, channel.peer().pid)
-                self._unwatch(channel.fileno())
-                del self._joining[channel.fileno()]
+                self._unwatch(fd)
+                del self._joining[fd]
                 self._held[join.client] = channel
                 self._watch(channel.fileno(), partial(self._lose, join.client), zmq.POLLERR)
                 self._watch_client(join.client, channel.peer().pid)
@@ -446,16 +467,15 @@ class Daemon:
         except ZephonError as error:
             _log.info("a data connection is refused: %s", error)
             channel.send(encode(p.Failed(type(error).__name__, str(error), [])))
-            self._drop_joining(channel)
+            self._drop_joining(fd)
             return
         if channel.closed:
-            self._drop_joining(channel)
+            self._drop_joining(fd)
 
-    def _drop_joining(self, channel: Channel) -> None:
-        fd = channel.fileno()
+    def _drop_joining(self, fd: int) -> None:
+        """`fd` is what the connection's was: one that broke the protocol is closed already."""
         self._unwatch(fd)
-        self._joining.pop(fd, None)
-        channel.close()
+        self._joining.pop(fd)[0].close()
 
     def _watch_client(self, client: int, pid: int) -> None:
         self._unwatch_client(client)

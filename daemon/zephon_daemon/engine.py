@@ -24,15 +24,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
+import numpy as np
+import numpy.typing as npt
 
 from zephon.errors import MemoryLimit, ProtocolError, RunFailed, ZephonError
-from zephon.frontiers import complete_checkpoint
+from zephon.frontiers import checkpoint_from_text
 from zephon.lanes import check_topology
 from zephon.pipeline import Pipeline
 from zephon.recipe import load_recipe
 from zephon.runners import Pool, make_pool
 from zephon.transport import protocol as p
-from zephon.transport.channels import MAX_DESCRIPTOR, Channel
+from zephon.transport.channels import MAX_DESCRIPTOR, Channel, close_all
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
 from zephon.transport.segments import Segment
@@ -42,8 +44,9 @@ from zephon_daemon.report import bounded, run_report
 from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
 from zephon_daemon.scheduler import Scheduler, Work
 from zephon_daemon.stages import Stages
-from zephon_daemon.worker import SLOTS, failure
+from zephon_daemon.worker import failure
 
+FROM_DAEMON = (p.AddWorker, p.WorkerGone, p.StartRun, p.AddReader, p.DropReader, p.EndRun, p.Report)
 TICK_SECONDS = 1.0
 TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
@@ -72,13 +75,22 @@ class LiveRun:
         return run_report(self.name, self.run, rings_bytes, self.failed.text if self.failed is not None else None)
 
 
+@dataclass(frozen=True)
+class WorkerRing:
+    """One segment of a worker's: `slots` slots of `slot_bytes` bytes."""
+
+    segment: Segment
+    slot_bytes: int
+    slots: int
+
+
 @dataclass
 class WorkerPort:
     """A worker's connection, its memory, and the stages it has been given."""
 
     channel: Channel
     pid: int
-    segments: dict[int, Segment] = field(default_factory=dict)
+    segments: dict[int, WorkerRing] = field(default_factory=dict)
     stages: set[int] = field(default_factory=set)
 
 
@@ -159,23 +171,33 @@ class Engine:
     def _from_daemon(self) -> None:
         self._daemon.flush()
         for payload, fds in self._daemon.receive():
-            message = decode(payload)
-            if isinstance(message, p.AddWorker):
-                self._add_worker(message, Channel.from_fd(fds[0]))
-            elif isinstance(message, p.WorkerGone):
-                self._lose_worker(message.worker, message.how)
-            elif isinstance(message, p.StartRun):
-                self._start_run(message, _read_memory(fds[0]))
-            elif isinstance(message, p.AddReader):
-                self._add_reader(message, Channel.from_fd(fds[0]))
-            elif isinstance(message, p.DropReader):
-                self._lose_client(message.client)
-            elif isinstance(message, p.EndRun):
-                self._end_run(message.run)
-            elif isinstance(message, p.Report):
-                self._to_daemon(p.EngineReport(message.request, bounded(self._report())))
-            else:
-                raise ProtocolError(f"the engine has no use for {type(message).__name__}")
+            try:
+                self._daemon_says(payload, fds)
+            except ProtocolError as error:
+                self._errors.append(f"the daemon: {error}")
+                _log.error("the daemon: %s", error)
+            finally:
+                close_all(fds)
+
+    def _daemon_says(self, payload: bytes, fds: list[int]) -> None:
+        """`fds` are taken out of the list by who keeps them."""
+        message = decode(payload, expect=FROM_DAEMON)
+        if isinstance(message, (p.AddWorker, p.StartRun, p.AddReader)) and not fds:
+            raise ProtocolError(f"{type(message).__name__} came without its descriptor")
+        if isinstance(message, p.AddWorker):
+            self._add_worker(message, Channel.from_fd(fds.pop(0)))
+        elif isinstance(message, p.WorkerGone):
+            self._lose_worker(message.worker, message.how)
+        elif isinstance(message, p.StartRun):
+            self._start_run(message, _read_memory(fds.pop(0)))
+        elif isinstance(message, p.AddReader):
+            self._add_reader(message, Channel.from_fd(fds.pop(0)))
+        elif isinstance(message, p.DropReader):
+            self._lose_client(message.client)
+        elif isinstance(message, p.EndRun):
+            self._end_run(message.run)
+        else:
+            self._to_daemon(p.EngineReport(message.request, bounded(self._report())))
 
     def _start_run(self, order: p.StartRun, checkpoint: bytes) -> None:
         try:
@@ -210,7 +232,7 @@ class Engine:
 
     def _resolve(self, order: p.StartRun, checkpoint: bytes) -> LiveRun:
         pipeline = self._recipe.pipeline(order.pipeline)
-        loaded = complete_checkpoint(json.loads(checkpoint)) if checkpoint else None
+        loaded = checkpoint_from_text(checkpoint) if checkpoint else None
         plan = pipeline.plan(dp_degree=order.dp_degree, checkpoint=loaded, allow_changed=order.allow_changed)
         strategy = pipeline.topology.mapping_strategy
         check_topology(plan.lanes, order.dp_degree, 0, strategy)
@@ -267,36 +289,48 @@ class Engine:
         if port is None:
             return
         port.channel.flush()
-        for payload, fds in port.channel.receive():
-            message = decode(payload, expect=(p.WorkerReady, p.NewSegment, p.TaskDone, p.TaskFailed))
-            if isinstance(message, p.TaskDone):
-                self._task_done(number, port, message)
-            elif isinstance(message, p.TaskFailed):
-                work = self._scheduler.done(number, message.task)
-                if work is not None:
-                    self._errors.append(message.trace)
-                    self._fail(work.run, p.Failed(message.kind, message.text, message.record))
-            elif isinstance(message, p.NewSegment):
-                for segment in port.segments.values():
-                    segment.close()
-                port.segments = {message.generation: Segment.attach(fds[0], writable=False, name=f"worker-{number}")}
-            else:
-                self._scheduler.add(number, self._served_by_workers)
+        try:
+            for payload, fds in port.channel.receive():
+                try:
+                    self._worker_says(number, port, payload, fds)
+                finally:
+                    close_all(fds)
+        except ProtocolError as error:  # what a worker says may be anything after user code has gone wild in it
+            self._errors.append(f"worker {number}: {error}")
+            port.channel.close()
         if port.channel.closed:
             self._unwatch(port.channel)
+
+    def _worker_says(self, number: int, port: WorkerPort, payload: bytes, fds: list[int]) -> None:
+        message = decode(payload, expect=(p.WorkerReady, p.NewSegment, p.TaskDone, p.TaskFailed))
+        if isinstance(message, p.TaskDone):
+            self._task_done(number, port, message)
+        elif isinstance(message, p.TaskFailed):
+            work = self._scheduler.done(number, message.task)
+            if work is not None:
+                self._errors.append(message.trace)
+                self._fail(work.run, p.Failed(message.kind, message.text, message.record))
+        elif isinstance(message, p.NewSegment):
+            if not fds:
+                raise ProtocolError("a segment came without its descriptor")
+            segment = Segment.attach(fds.pop(), writable=False, name=f"worker-{number}")
+            if message.slots < 1 or message.slot_bytes < 1 or message.slots * message.slot_bytes > segment.size:
+                raise ProtocolError(f"{message.slots} slots of {message.slot_bytes} bytes do not fit {segment.size}")
+            for old in port.segments.values():
+                old.segment.close()
+            port.segments = {message.generation: WorkerRing(segment, message.slot_bytes, message.slots)}
+        else:
+            self._scheduler.add(number, self._served_by_workers)
 
     def _served_by_workers(self, run: int) -> bool:
         live = self._runs.get(run)
         return live is not None and live.pool is None
 
     def _task_done(self, number: int, port: WorkerPort, message: p.TaskDone) -> None:
+        block = read(_worker_slot(port, message))  # before the task counts as done, in case it has to be done again
         work = self._scheduler.done(number, message.task, message.microseconds)
         live = self._runs.get(work.run) if work is not None else None
         if work is not None and live is not None and live.failed is None:
-            segment = port.segments[message.generation]
-            slot_bytes = len(segment.array) // SLOTS
-            offset = message.index * slot_bytes
-            block = read(segment.array[offset : offset + message.nbytes])
             if not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
                 block = block.copy()
             self._accept(live, work, Outcome(block, message.skipped, message.reports, message.counters))
@@ -307,8 +341,8 @@ class Engine:
         if port is not None:
             self._unwatch(port.channel)
             port.channel.close()
-            for segment in port.segments.values():
-                segment.close()
+            for ring in port.segments.values():
+                ring.segment.close()
         self._errors.append(f"worker {number} ended: {how}")
         for work in self._scheduler.lost(number, how):
             live = self._runs.get(work.run)
@@ -463,16 +497,21 @@ class Engine:
         if port is None or live is None:
             return
         port.channel.flush()
-        for payload, fds in port.channel.receive():
-            for fd in fds:
-                os.close(fd)
-            try:
-                self._client_says(client, port, live, payload)
-            except ProtocolError as error:
-                self._errors.append(f"client {client}: {error}")
-                self._send(client, encode(p.Failed("ProtocolError", str(error), [])))
-            except Exception as error:  # writing a batch that a slot was awaited for may fail as any operator may
-                self._fail_with(live, error)
+        try:
+            messages = port.channel.receive()
+            for _, fds in messages:
+                close_all(fds)
+            for payload, _ in messages:
+                try:
+                    self._client_says(client, port, live, payload)
+                except ProtocolError:
+                    raise
+                except Exception as error:  # writing a batch that a slot was awaited for may fail as any operator may
+                    self._fail_with(live, error)
+        except ProtocolError as error:  # nothing that it says can be relied on: it is out, the others go on
+            self._errors.append(f"client {client} is dropped: {error}")
+            self._send(client, encode(p.Failed("ProtocolError", str(error), [])))
+            port.channel.close()
         if port.channel.closed:
             self._lose_client(client)
             self._to_daemon(p.ReaderGone(client))
@@ -555,6 +594,17 @@ def _hopeless(live: LiveRun, work: Work) -> p.Failed:
         "Look for a record that makes an operator crash or take too much memory."
     )
     return p.Failed(RunFailed.__name__, text, [])
+
+
+def _worker_slot(port: WorkerPort, done: p.TaskDone) -> npt.NDArray[np.uint8]:
+    """The bytes of a block in a worker's memory."""
+    ring = port.segments.get(done.generation)
+    if ring is None or not 0 <= done.index < ring.slots or not 0 <= done.nbytes <= ring.slot_bytes:
+        raise ProtocolError(
+            f"a block of {done.nbytes} bytes in slot {done.index} of generation {done.generation}, which is not there"
+        )
+    offset = done.index * ring.slot_bytes
+    return ring.segment.array[offset : offset + done.nbytes]
 
 
 def _read_memory(fd: int) -> bytes:

@@ -33,8 +33,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
-from zephon.errors import DaemonUnavailable, RunFailed
-from zephon.transport.channels import Channel, pair
+from zephon.errors import DaemonUnavailable, ProtocolError, RunFailed
+from zephon.transport.channels import Channel, close_all, pair
 from zephon.transport.messages import decode, encode, message
 from zephon_daemon.bootstrap import command
 from zephon_daemon.lifelines import die_with, watch
@@ -180,8 +180,7 @@ class ForkServer:
         Once the server is dead, all that were left are given, as killed by SIGKILL: so the kernel ends them.
         """
         if self._channel is not None:
-            for found in self._read():
-                assert isinstance(found, _ChildEnded)
+            self._read()
         if not self.alive and self.children:
             self._ended += [(pid, -signal.SIGKILL) for pid in sorted(self.children)]
             self.children.clear()
@@ -236,7 +235,14 @@ class ForkServer:
         """What the server says; ends of children are noted on the way."""
         assert self._channel is not None
         self._channel.flush()
-        found = [decode(data) for data, _ in self._channel.receive()]
+        found: list[Any] = []
+        try:
+            for data, fds in self._channel.receive():
+                close_all(fds)
+                found.append(decode(data, expect=(_Forked, _ForkFailed, _ChildEnded)))
+        except ProtocolError as error:  # it counts as dead, and without its owner it ends
+            _log.error("the fork server (process %s) is given up: %s", self.pid, error)
+            self._channel.close()
         for each in found:
             if isinstance(each, _ChildEnded):
                 self.children.discard(each.pid)
@@ -275,7 +281,7 @@ class _Server:
                 seconds = given.seconds
                 break
             if isinstance(given, _SignalChild):
-                if given.pid in self._children:
+                if given.pid in self._children and given.number in signal.valid_signals():
                     os.kill(given.pid, given.number)
             else:
                 self._fork(given, fds)
@@ -290,7 +296,12 @@ class _Server:
         while not self._orphan:
             self._reap()
             for data, fds in self._channel.receive():
-                yield decode(data, expect=(_Fork, _SignalChild, _Stop)), fds
+                try:
+                    yield decode(data, expect=(_Fork, _SignalChild, _Stop)), fds
+                except ProtocolError as error:
+                    _log.error("%s", error)
+                finally:
+                    close_all(fds)
             if self._channel.closed:
                 return
             self._channel.flush()
@@ -315,8 +326,6 @@ class _Server:
                 _child(given, fds[0] if fds else -1, server)
             self._children.add(pid)
             self._channel.send(encode(_Forked(pid)))
-        for fd in fds:
-            os.close(fd)
 
     def _reap(self) -> None:
         while self._children:

@@ -188,7 +188,10 @@ class Run:
         if epoch == reader.epoch:
             reader.rounds = rounds
         touched: dict[int, Lane] = {}
-        for number, generation, index in slots:
+        for slot in slots:
+            if len(slot) != 3:
+                raise ProtocolError(f"client {client} returns a slot as {len(slot)} numbers, not lane, generation, index")
+            number, generation, index = slot
             lane = self.lanes.get(number)
             if lane is None or lane.ring is None:
                 raise ProtocolError(f"client {client} returns a slot of lane {number}, which has no ring")

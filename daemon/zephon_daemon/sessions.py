@@ -35,7 +35,7 @@ from zephon.errors import (
     TopologyError,
     ZephonError,
 )
-from zephon.frontiers import complete_checkpoint
+from zephon.frontiers import MOST_LANES, checkpoint_from_text
 from zephon.lanes import check_step, check_topology, owned_lanes
 from zephon.transport.protocol import (
     AddReader,
@@ -65,6 +65,12 @@ SAME_JOB_SECONDS = 30.0
 
 JOIN_SECONDS = 30.0
 """A client without a data connection after that time is gone."""
+
+MOST_CLIENTS = 1024
+"""Clients at once."""
+
+MOST_WAITING = 4096
+"""Requests that wait at once."""
 
 _REMEMBERED = 4096
 
@@ -308,7 +314,9 @@ class Sessions:
 
     def _take(self, ask: Hashable, request: Hello | Attach, now: float) -> list[Instruction]:
         out, wait = self._decide(ask, request, now)
-        if wait is not None:
+        if wait is not None and len(self._waiting) >= MOST_WAITING:
+            out.append(Answer(ask, _refused(DaemonUnavailable(f"{MOST_WAITING} requests wait already, for {wait.reason}"))))
+        elif wait is not None:
             self._waiting.append(_Waiting(ask, request, now, wait.reason, now, wait.seconds, wait.error))
         return [*out, *self._end_idle_runs()]
 
@@ -372,6 +380,8 @@ class Sessions:
             if any(peer.pid == hello.pid for peer in peers):
                 raise error
             return _Wait(f"another reader of group {hello.dp_group_id} to end: {names}", OTHER_JOB_SECONDS, error)
+        if len(self.clients) >= MOST_CLIENTS:
+            raise TopologyError(f"the daemon has {MOST_CLIENTS} clients already; close those that are not needed any more")
         if not self.clients:
             self.session += 1
         self._numbers += 1
@@ -468,8 +478,10 @@ class Sessions:
 
 
 def _check_hello(hello: Hello) -> None:
-    if hello.dp_degree < 1 or hello.group_readers < 1:
-        raise SettingError(f"dp_degree={hello.dp_degree}, group_readers={hello.group_readers}: both must be at least 1")
+    if not (1 <= hello.dp_degree <= MOST_LANES and 1 <= hello.group_readers <= MOST_LANES):
+        raise SettingError(
+            f"dp_degree={hello.dp_degree}, group_readers={hello.group_readers}: both must be in 1..{MOST_LANES}"
+        )
     if not 0 <= hello.dp_group_id < hello.dp_degree:
         raise TopologyError(
             f"dp_group_id={hello.dp_group_id} with dp_degree={hello.dp_degree}: must be in 0..{hello.dp_degree - 1}"
@@ -503,13 +515,12 @@ def _digest(text: str) -> str:
     """A checkpoint's digest, empty for none. States of one round that name different windows resume to the same."""
     if not text:
         return ""
-    try:
-        state = json.loads(text)
-    except ValueError as error:
-        raise CheckpointError(f"the checkpoint is not JSON: {error}") from error
-    checkpoint = complete_checkpoint(state)
+    checkpoint = checkpoint_from_text(text)
     records = {lane: frontier.records for lane, frontier in checkpoint.lanes.items()}
-    canonical = json.dumps([checkpoint.identity, checkpoint.epoch, sorted(records.items())], sort_keys=True)
+    try:
+        canonical = json.dumps([checkpoint.identity, checkpoint.epoch, sorted(records.items())], sort_keys=True)
+    except RecursionError as error:
+        raise CheckpointError("malformed checkpoint: its identity is nested too deeply") from error
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 

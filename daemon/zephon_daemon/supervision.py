@@ -146,6 +146,13 @@ class Supervision:
         self._start_engine_at = self._clock() + 0.1 * 2**self._failed_starts
         _log.warning("the engine died: %s. A new one is started", how)
 
+    def kill_engine(self) -> None:
+        """End the engine by force; its end is noticed like any other."""
+        if self.engine is not None:
+            self.engine.close()
+        if self._server is not None and self.engine_pid is not None:
+            self._server.kill(self.engine_pid)
+
     def close(self, seconds: float = END_SECONDS) -> None:
         """End all processes."""
         self._drop_engine()

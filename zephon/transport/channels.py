@@ -26,7 +26,7 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from zephon.errors import DaemonUnavailable, ProtocolError, SettingError
@@ -118,7 +118,7 @@ class Channel:
     def flush(self) -> None:
         """Sends what waits, as far as the kernel takes it."""
         while self._outbox and self._transmit(*self._outbox[0]):
-            _close_all(self._outbox.popleft()[1])
+            close_all(self._outbox.popleft()[1])
 
     def receive(self, limit: int = 64) -> list[tuple[bytes, list[int]]]:
         """What has arrived, up to `limit` messages, each with its file descriptors; empty when nothing has.
@@ -141,16 +141,16 @@ class Channel:
                     raise
                 payload, fds, flags = b"", [], 0
             if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
-                _close_all(fds)
+                close_all(fds)
                 for _, earlier in messages:
-                    _close_all(earlier)
+                    close_all(earlier)
                 self.close()
                 raise ProtocolError(
                     f"a message came in cut short: its sender exceeded {MAX_DESCRIPTOR} bytes or {MAX_FDS} file "
                     "descriptors, or this process has no file descriptor left (see `ulimit -n`)"
                 )
             if not payload:
-                _close_all(fds)
+                close_all(fds)
                 self._at_end = True
                 self._lose_peer()
                 break
@@ -171,7 +171,7 @@ class Channel:
     def _lose_peer(self) -> None:
         self._closed = True
         while self._outbox:
-            _close_all(self._outbox.popleft()[1])
+            close_all(self._outbox.popleft()[1])
 
     def _read(self) -> tuple[bytes, list[int], int]:
         # Not socket.recv_fds and send_fds: before Python 3.12 they drop the flags they are given.
@@ -200,26 +200,55 @@ class Channel:
 
 
 class Listener:
-    """A server socket at a path, mode 0600. `close` removes the file, if it is still its own."""
+    """A server socket at a path, mode 0600. `close` removes the file, if it is still its own.
+
+    A connection of another user, who got past the mode somehow, is closed unheard; root's is not. Where this process has
+    no descriptor left, connections are turned away rather than left to wake it for ever.
+    """
 
     def __init__(self, path: str, server: socket.socket) -> None:
         self.path = path
         self._socket = server
         self._file = _identity(path)
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
     def accept(self) -> Channel | None:
         """The next connection that waits, or None."""
-        try:
-            connection, _ = self._socket.accept()
-        except BlockingIOError:
-            return None
-        return Channel(connection)
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except BlockingIOError:
+                return None
+            except ConnectionAbortedError:
+                continue
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE) or not self._turn_away():
+                    raise
+                continue
+            channel = Channel(connection)
+            if channel.peer().uid in (os.geteuid(), 0):
+                return channel
+            channel.close()
+
+    def _turn_away(self) -> bool:
+        """Closes the connection that waits, with the descriptor that was kept for that; False where there is none."""
+        if self._spare < 0:
+            return False
+        os.close(self._spare)
+        self._spare = -1
+        with suppress(BlockingIOError):
+            self._socket.accept()[0].close()
+        self._spare = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        return True
 
     def close(self) -> None:
         self._socket.close()
+        spare, self._spare = self._spare, -1
+        if spare >= 0:
+            os.close(spare)
         if self._file is not None and _identity(self.path) == self._file:
             os.unlink(self.path)
         self._file = None
@@ -342,11 +371,12 @@ def _duplicate(fds: Sequence[int]) -> tuple[int, ...]:
         for fd in fds:
             copies.append(os.dup(fd))
     except OSError:
-        _close_all(copies)
+        close_all(copies)
         raise
     return tuple(copies)
 
 
-def _close_all(fds: Sequence[int]) -> None:
+def close_all(fds: Sequence[int]) -> None:
+    """Closes descriptors that came with a message and that nobody wants."""
     for fd in fds:
         os.close(fd)

@@ -30,6 +30,9 @@ from typing import Any
 
 from zephon.transport.messages import message
 
+MOST_PIDS = 1 << 22
+"""The largest process id of any Linux."""
+
 # Control connection
 
 
