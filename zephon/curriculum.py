@@ -7,8 +7,8 @@ Routing. In round r of `lanes` chunks, lane l gets chunk `r*lanes + perm_r(l)`, 
 sizes that differ by at most one, the larger ones to the lowest lanes.
 
 Order. Index i of a dataset lies in pass `i // rows`. Within a pass, rows are permuted inside blocks, then the shards
-are put in the pass's order, then rows are permuted inside their shard; each step may be off, and each pass has its
-own keys.
+are put in the pass's order, then rows are permuted inside their shard; each step may be off. Each pass has its own
+keys, or those of the epoch's first pass where a dataset is not to be reshuffled.
 
 Guarantees: pure and picklable, holds only names and row counts; every position is found directly; lanes partition the
 positions.
@@ -17,7 +17,7 @@ Memory: the shard order of the passes used last, 16 bytes a shard; nothing with 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zephon.permutations import mix, permute
-from zephon.proportions import ChangingProportions, Proportions
+from zephon.proportions import Apportioned
 
 I64 = NDArray[np.int64]
 BlockSize = int | Literal["auto", "global"] | None
@@ -47,15 +47,18 @@ class Shuffling:
 
 
 class RowOrder:
-    """The order of one dataset's rows: `locate` maps sample numbers 0, 1, 2, … (pass after pass) to rows."""
+    """The order of one dataset's rows: `locate` maps sample numbers 0, 1, 2, … (pass after pass) to rows.
 
-    def __init__(self, counts: I64, shuffling: Shuffling, key: int) -> None:
+    Every pass has an order of its own, unless `reshuffle` is False.
+    """
+
+    def __init__(self, counts: I64, shuffling: Shuffling, key: int, reshuffle: bool = True) -> None:
         counts = np.asarray(counts, dtype=np.int64)
         self._shards: I64 = np.flatnonzero(counts)
         self._counts: I64 = counts[self._shards]
         self._ends: I64 = np.cumsum(self._counts)
         self.rows = int(self._ends[-1]) if len(self._ends) else 0
-        self._key = key
+        self._key, self._reshuffle = key, reshuffle
         whole = shuffling.block_size == "global"  # a uniform shuffle of all rows leaves nothing to the other two
         self._shuffle_shards = shuffling.shards and not whole and len(self._shards) > 1
         self._shuffle_within = shuffling.within_shard and not whole
@@ -75,6 +78,8 @@ class RowOrder:
     def locate(self, index: I64) -> tuple[I64, I64]:
         """(shard, row), both int64 of the length of `index`."""
         passes, within = np.divmod(index, np.int64(self.rows))
+        if not self._reshuffle:
+            passes = np.zeros_like(passes)
         if (passes == passes[:1]).all():
             distinct, which = passes[:1], np.zeros(1, dtype=np.int64)
         else:
@@ -129,12 +134,15 @@ class RowOrder:
 
 
 class Curriculum:
-    """One epoch's samples: positions 0 to `total` (None: endless). Lanes and a lane's chunks are numbered from 0."""
+    """One epoch's samples: positions 0 to `total` (None: endless). Lanes and a lane's chunks are numbered from 0.
+
+    Datasets named in `same_order` have the order of the epoch's first pass in every pass.
+    """
 
     def __init__(
         self,
         datasets: Sequence[tuple[str, I64]],
-        proportions: Proportions | ChangingProportions,
+        proportions: Apportioned,
         total: int | None,
         shuffling: Shuffling,
         *,
@@ -143,10 +151,14 @@ class Curriculum:
         lanes: int,
         chunk_size: int,
         permute_lanes: bool,
+        same_order: Collection[str] = (),
     ) -> None:
         self.proportions, self.total = proportions, total
         self.lanes, self.chunk_size = lanes, chunk_size
-        self._orders = [RowOrder(counts, shuffling, mix(seed, "order", epoch, name)) for name, counts in datasets]
+        self._orders = [
+            RowOrder(counts, shuffling, mix(seed, "order", epoch, name), name not in same_order)
+            for name, counts in datasets
+        ]
         self._lane_key = mix(seed, "lanes", epoch) if permute_lanes else None
         self._full_rounds: int | None = None
         self._piece, self._larger = 0, 0  # the last round's pieces: size of the smaller, number of the larger
@@ -207,6 +219,16 @@ class Curriculum:
             starts[-1] = self._start(lane, last)
         chunk, within = np.divmod(np.arange(low, high, dtype=np.int64), np.int64(self.chunk_size))
         return self.pointers_at(starts[chunk - first] + within)
+
+    def passes(self, lane: int, places: I64) -> I64:
+        """How often the row at each place of a lane (int64 [m]) has been drawn before in the epoch: int64 [m]."""
+        chunk, within = np.divmod(np.asarray(places, dtype=np.int64), np.int64(self.chunk_size))
+        distinct, which = np.unique(chunk, return_inverse=True)
+        starts = np.array([self._start(lane, n) for n in distinct.tolist()], dtype=np.int64)
+        passes = np.empty(len(within), dtype=np.int64)
+        for component, where, index in self.proportions.groups(self._checked(starts[which] + within)):
+            passes[where] = index // self._orders[component].rows
+        return passes
 
     def place(self, lane: int, n: int) -> int:
         """Where the lane's chunk `n` stands among the chunks of its round, which lie side by side in the data."""

@@ -2,7 +2,7 @@
 
 Weights become integers over a common denominator. Components sit at the leaves of a binary tree built as Huffman's
 (the two lightest first, ties by index); of T samples a node sends `floor(T*l/(l+r) + 1/2)` to its lighter child and
-the rest to the other.
+the rest to the other. Weights that change are pieces of such trees: `zephon.piecewise`.
 
 Guarantees: counts only ever grow; one position adds one sample to one component; a component of weight 0 is never
 drawn; weights that sum to W give every component exactly its weight after W samples. Exact integers for every
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -43,13 +44,13 @@ def checked_weights(setting: str, weights: Mapping[str, Any]) -> dict[str, int |
     return checked
 
 
-def integer_weights(weights: Sequence[int | float], largest_total: int = LARGEST_TOTAL) -> list[int]:
+def integer_weights(weights: Sequence[int | float | Fraction], largest_total: int = LARGEST_TOTAL) -> list[int]:
     """Whole numbers in the same proportions.
 
     Exact where their sum is at most `largest_total`, else the nearest by largest remainder; a positive weight never
     becomes 0. A float means its decimal notation (0.1 is 1/10).
     """
-    fractions = [Fraction(weight) if isinstance(weight, int) else Fraction(repr(float(weight))) for weight in weights]
+    fractions = [exact(weight) for weight in weights]
     if min(fractions, default=Fraction(-1)) < 0 or not any(fractions):
         raise ValueError(f"weights must be at least 0 and one of them above 0: {list(weights)}")
     common = math.lcm(*(f.denominator for f in fractions))
@@ -69,29 +70,75 @@ def integer_weights(weights: Sequence[int | float], largest_total: int = LARGEST
     return shares
 
 
-class Proportions:
-    """The tree over integer weights. Components are numbered as the weights are."""
+def exact(number: int | float | Fraction) -> Fraction:
+    """The number as a fraction. A float means its decimal notation."""
+    return Fraction(repr(float(number))) if isinstance(number, (float, np.floating)) else Fraction(number)
 
-    def __init__(self, weights: Sequence[int]) -> None:
+
+def rounded_shares(shares: Sequence[Fraction]) -> list[Fraction]:
+    """The nearest shares over 2**48, by largest remainder, from shares that sum to 1. 0 stays 0."""
+    whole = [math.floor(share * LARGEST_TOTAL) for share in shares]
+    rest = [share * LARGEST_TOTAL - floor for share, floor in zip(shares, whole, strict=True)]
+    for i in sorted(range(len(whole)), key=lambda i: (-rest[i], i))[: LARGEST_TOTAL - sum(whole)]:
+        whole[i] += 1
+    return [Fraction(count, LARGEST_TOTAL) for count in whole]
+
+
+class Apportioned(ABC):
+    """Which component each position belongs to, and how many samples it had before. Counts only ever grow."""
+
+    @abstractmethod
+    def counts(self, total: int) -> list[int]:
+        """How many of the first `total` positions each component has. Exact for any total."""
+
+    @abstractmethod
+    def first_total_with(self, component: int, count: int) -> int:
+        """The least T such that `component` has `count` of the first T positions. ValueError if it never has."""
+
+    @abstractmethod
+    def groups(self, positions: I64) -> Iterator[tuple[int, I64, I64]]:
+        """(component, where in `positions`, number of its samples before that position); a component may come twice."""
+
+    def locate(self, positions: I64) -> tuple[I64, I64]:
+        """(component, number of its samples before) for each position, both int64 of the positions' length."""
+        component, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        for which, where, here in self.groups(positions):
+            component[where], index[where] = which, here
+        return component, index
+
+
+class Proportions(Apportioned):
+    """The tree over integer weights. Components are numbered as the weights are.
+
+    `ahead` says how many samples each component has already had beyond its share: of two that meet in a node the one
+    that is ahead gets its next sample later, by up to one rounding. Counts after the sum of all weights stay exact.
+    """
+
+    def __init__(self, weights: Sequence[int], ahead: Sequence[float] | None = None) -> None:
         if not any(weights) or min(weights) < 0 or sum(weights) > LARGEST_TOTAL:
             raise ValueError(f"weights must be whole numbers of at least 0 with a sum from 1 to 2**48: {list(weights)}")
         self.weights = tuple(int(w) for w in weights)
-        # A node is (lighter child, heavier child, lighter weight, both weights); a child is a node or ~component.
-        self._nodes: list[tuple[int, int, int, int]] = []
+        # A node is (lighter child, heavier child, lighter weight, both weights, what is added before the division by
+        # both: half of it where nobody is ahead); a child is a node or ~component.
+        self._nodes: list[tuple[int, int, int, int, int]] = []
         self._parent: dict[int, int] = {}
-        heap = [(w, i, ~i) for i, w in enumerate(self.weights) if w]
+        lead = list(ahead) if ahead is not None else [0.0] * len(self.weights)
+        heap = [(w, i, ~i, lead[i]) for i, w in enumerate(self.weights) if w]
         heapq.heapify(heap)
         while len(heap) > 1:
-            light_weight, _, light = heapq.heappop(heap)
-            heavy_weight, _, heavy = heapq.heappop(heap)
+            light_weight, _, light, light_lead = heapq.heappop(heap)
+            heavy_weight, _, heavy, heavy_lead = heapq.heappop(heap)
             node, both = len(self._nodes), light_weight + heavy_weight
-            self._nodes.append((light, heavy, light_weight, both))
+            half = both // 2
+            if light_lead != heavy_lead:
+                half = min(int(both * min(max(0.5 - 0.5 * (light_lead - heavy_lead), 0.0), 1.0)), both - 1)
+            self._nodes.append((light, heavy, light_weight, both, half))
             self._parent[light] = self._parent[heavy] = node
-            heapq.heappush(heap, (both, len(self.weights) + node, node))
+            joint = (light_weight * light_lead + heavy_weight * heavy_lead) / both
+            heapq.heappush(heap, (both, len(self.weights) + node, node, joint))
         self._root = heap[0][2]
 
     def counts(self, total: int) -> list[int]:
-        """How many of the first `total` positions each component has. Exact for any total."""
         out = [0] * len(self.weights)
         stack = [(self._root, int(total))]
         while stack:
@@ -99,13 +146,12 @@ class Proportions:
             if child < 0:
                 out[~child] = here
                 continue
-            light, heavy, weight, both = self._nodes[child]
-            to_light = (2 * here * weight + both) // (2 * both)
+            light, heavy, weight, both, half = self._nodes[child]
+            to_light = (here * weight + half) // both
             stack += [(light, to_light), (heavy, here - to_light)]
         return out
 
     def first_total_with(self, component: int, count: int) -> int:
-        """The least T such that `component` has `count` of the first T positions. ValueError if it is never drawn."""
         if not self.weights[component]:
             raise ValueError(f"component {component} has weight 0 and is never drawn")
         if count <= 0:
@@ -113,16 +159,15 @@ class Proportions:
         child, needed = ~component, int(count)
         while child != self._root:
             node = self._parent[child]
-            light, _, weight, both = self._nodes[node]
-            if child == light:  # floor(T*l/w + 1/2) >= needed
-                needed = -(-(2 * needed - 1) * both // (2 * weight))
-            else:  # T - floor(T*l/w + 1/2) = ceil(T*h/w - 1/2) >= needed
-                needed = (2 * needed - 1) * both // (2 * (both - weight)) + 1
+            light, _, weight, both, half = self._nodes[node]
+            if child == light:  # floor((T*l + half)/w) >= needed
+                needed = -(-(needed * both - half) // weight)
+            else:  # T - floor((T*l + half)/w) = ceil((T*h - half)/w) >= needed
+                needed = ((needed - 1) * both + half) // (both - weight) + 1
             child = node
         return needed
 
     def groups(self, positions: I64) -> Iterator[tuple[int, I64, I64]]:
-        """For each component drawn: (component, where in `positions`, number of its samples before that position)."""
         if not len(positions):
             return
         stack = [(self._root, np.arange(len(positions)), np.asarray(positions, dtype=np.int64))]
@@ -131,81 +176,73 @@ class Proportions:
             if child < 0:
                 yield ~child, where, here
                 continue
-            light, heavy, weight, both = self._nodes[child]
-            before, remainder = _sent(here, weight, both)
-            goes_light = 2 * (remainder + weight) >= both  # one more position tips the rounding
+            light, heavy, weight, both, half = self._nodes[child]
+            before, remainder = _sent(here, weight, both, half)
+            goes_light = remainder + (weight + half) >= both  # one more position tips the rounding
             for side, mask, onward in ((light, goes_light, before), (heavy, ~goes_light, here - before)):
                 chosen = np.flatnonzero(mask)
                 if len(chosen):
                     stack.append((side, where[chosen], onward[chosen]))
 
-    def locate(self, positions: I64) -> tuple[I64, I64]:
-        """(component, number of its samples before) for each position, both int64 of the positions' length."""
-        return _located(self, positions)
 
-
-class ChangingProportions:
+class ChangingProportions(Apportioned):
     """Proportions that change at given positions: `changes` are (first position, the proportions from there on).
 
-    A component goes on from its own count at each change. It answers what `Proportions` does, with its guarantees.
+    A component goes on from its own count at each change, and the new proportions count from there.
     """
 
-    def __init__(self, first: Proportions, changes: Sequence[tuple[int, Proportions]]) -> None:
-        self.weights = changes[-1][1].weights if changes else first.weights
-        self._parts: list[tuple[int, Proportions, list[int]]] = [(0, first, [0] * len(first.weights))]
+    def __init__(self, first: Apportioned, changes: Sequence[tuple[int, Apportioned]]) -> None:
+        self._parts: list[tuple[int, Apportioned, list[int]]] = [(0, first, [0] * len(first.counts(0)))]
         for start, proportions in changes:
             self._parts.append((start, proportions, self.counts(start)))
+        self._starts = np.array([start for start, _, _ in self._parts])
 
     def counts(self, total: int) -> list[int]:
-        """How many of the first `total` positions each component has."""
         start, proportions, had = next(part for part in reversed(self._parts) if part[0] <= total)
         return [a + b for a, b in zip(had, proportions.counts(total - start), strict=True)]
 
     def first_total_with(self, component: int, count: int) -> int:
-        """The least T such that `component` has `count` of the first T positions. ValueError if it never has."""
         ends = [start for start, _, _ in self._parts[1:]]
         for (start, proportions, had), end in zip(self._parts, [*ends, None], strict=True):
             if had[component] >= count:
                 return start
-            if proportions.weights[component]:
+            try:
                 total = start + proportions.first_total_with(component, count - had[component])
-                if end is None or total <= end:
-                    return total
+            except ValueError:
+                continue
+            if end is None or total <= end:
+                return total
         raise ValueError(f"component {component} is never drawn often enough")
 
     def groups(self, positions: I64) -> Iterator[tuple[int, I64, I64]]:
-        """For each component drawn: (component, where in `positions`, number of its samples before that position)."""
-        starts = np.array([start for start, _, _ in self._parts])
-        part_of = np.searchsorted(starts, positions, side="right") - 1
-        for number, (start, proportions, had) in enumerate(self._parts):
-            here = np.flatnonzero(part_of == number)
+        for number, here in pieces_of(self._starts, positions):
+            start, proportions, had = self._parts[number]
             for component, where, index in proportions.groups(positions[here] - start):
                 yield component, here[where], index + had[component]
 
-    def locate(self, positions: I64) -> tuple[I64, I64]:
-        """(component, number of its samples before) for each position, both int64 of the positions' length."""
-        return _located(self, positions)
+
+def pieces_of(starts: I64, positions: I64) -> Iterator[tuple[int, I64]]:
+    """(number of a piece, where in `positions` its positions are), of the pieces that have some. `starts` ascend."""
+    piece = np.searchsorted(starts, positions, side="right") - 1
+    if len(piece) and (piece == piece[0]).all():
+        yield int(piece[0]), np.arange(len(positions))
+        return
+    for number in np.unique(piece).tolist():
+        yield number, np.flatnonzero(piece == number)
 
 
-def _located(proportions: Proportions | ChangingProportions, positions: I64) -> tuple[I64, I64]:
-    component, index = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
-    for which, where, here in proportions.groups(positions):
-        component[where], index[where] = which, here
-    return component, index
-
-
-def _sent(positions: I64, weight: int, both: int) -> tuple[I64, I64]:
-    """(q, r): q = floor(T*weight/both + 1/2) and r = T*weight - q*both, which lies in [-both/2, both/2).
+def _sent(positions: I64, weight: int, both: int, half: int) -> tuple[I64, I64]:
+    """(q, r): q = floor((T*weight + half)/both) and r = T*weight - q*both, which lies in [-half, both - half).
 
     float64 finds q to within one; r is computed modulo 2**64 and is small, hence exact, and corrects q.
     """
     whole: I64 | None = None
     if positions.max() >= _DIRECT:
         whole, positions = np.divmod(positions, np.int64(both))
-    q = np.rint(positions * (float(weight) / float(both))).astype(np.int64)
+    q = np.floor(positions * (float(weight) / float(both)) + half / both).astype(np.int64)
     l_, w_ = np.array([weight], dtype=np.int64), np.array([both], dtype=np.int64)
     r: I64 = positions * l_ - q * w_
-    up, down = 2 * r >= w_, 2 * r < -w_
+    up, down = r >= both - half, r < -half
     q += up
     q -= down
     r -= up * w_

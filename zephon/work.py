@@ -1,12 +1,9 @@
 """Work sources: which samples, in which order, in which proportions. They yield pointers and do no I/O.
 
 `StaticMixtureWorkSource` is a validated set of data settings. Given the rows of each dataset it resolves proportions
-and the epoch's end, both closed-form, and makes a `Curriculum`, which does the arithmetic. Senseless settings are
-refused at construction, where nothing of the data has been read; only what depends on row counts (an empty dataset
-with a weight) waits for `curriculum`.
-
-Ends, of one epoch. By default every drawn dataset completes `stop_after_passes` passes, the shorter ones repeating
-meanwhile. "stop" ends before any dataset would begin its second pass. "repeat" is endless.
+and the epoch's end (`zephon.exhaustion`), both closed-form, and makes a `Curriculum`, which does the arithmetic.
+Senseless settings are refused at construction, where nothing of the data has been read; only what depends on row counts
+(an empty dataset with a weight) waits for `curriculum`.
 """
 
 from __future__ import annotations
@@ -14,6 +11,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,27 +20,26 @@ import numpy as np
 from zephon.arguments import drop_ignored
 from zephon.curriculum import BlockSize, Curriculum, Shuffling
 from zephon.errors import DatasetError, SettingError
-from zephon.proportions import LARGEST_TOTAL, ChangingProportions, Proportions, checked_weights, integer_weights
+from zephon.exhaustion import Stretch, by_dataset, epoch_of, read_rules
+from zephon.proportions import LARGEST_TOTAL, exact, rounded_shares
+from zephon.schedules import Mixture, MixtureSchedule, MixtureSpec, Shares, mixture_from, shares_of, timeline
+from zephon.token_estimation import TokenEstimation
 
 if TYPE_CHECKING:
     from zephon.datasets import Dataset
 
-__all__ = ["Curriculum", "MixtureSpec", "StaticMixtureWorkSource"]
+__all__ = [
+    "Curriculum",
+    "MixtureSchedule",
+    "MixtureSpec",
+    "StaticMixtureWorkSource",
+    "TokenEstimation",
+    "WorkChunk",  # noqa: F822
+    "WorkSource",  # noqa: F822
+]
 
 LARGEST_CHUNK = 2048
 ROUNDS_PER_PASS = 64
-
-
-@dataclass(frozen=True)
-class MixtureSpec:
-    """Weights by dataset name, in any unit: `{"web": 0.7, "code": 0.3}`. 0 means never drawn."""
-
-    weights: Mapping[str, int | float]
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.weights, Mapping):
-            raise SettingError(f"mixture: weights are {self.weights!r}. Allowed: a dict from dataset name to weight.")
-        object.__setattr__(self, "weights", checked_weights("mixture", self.weights))
 
 
 class _NotGiven(int):
@@ -50,22 +48,26 @@ class _NotGiven(int):
 
 @dataclass(frozen=True)
 class MixtureChange:
-    """The mixture was changed knowingly: at a position of an epoch, from the weights `before` (by dataset name)."""
+    """The mixture was changed knowingly: at a position of an epoch, from the one that `before` describes."""
 
     epoch: int
     position: int
-    before: Mapping[str, int | float]
+    before: Mapping[str, Any]
 
 
 class StaticMixtureWorkSource:
-    """Datasets in fixed proportions, in an order drawn from a seed. The arguments are data settings.
+    """Datasets in proportions that are fixed or scheduled, in an order drawn from a seed. All of it data settings.
 
-    - `datasets`: each name once. `mixture`: a weight for each of them, counted in samples; None: by their rows.
+    - `datasets`: each name once. `mixture`: a weight for each of them, counted in samples; or a `MixtureSchedule`;
+      None: by their rows.
     - `chunk_size`: samples; "auto" is 2048, or less so that a pass is at least 64 rounds of chunks.
     - `shuffle_shards`, `shuffle_within_shard`: in each pass. `shuffle_block_size`: rows that are shuffled together
       across shards; "auto" is eight of the largest shard, "global" the whole dataset.
-    - `stop_after_passes`, or `exhausted_policy` ("stop", "repeat"): when an epoch ends.
+    - When an epoch ends: `stop_after_passes` (1); or `exhausted_policy` ("stop", "repeat") and `max_repeats`, each for
+      all datasets or as a dict for some (`zephon.exhaustion`).
+    - `reshuffle_on_repeat`: False for the order of the epoch's first pass in all its passes; also as a dict.
     - `lane_assignment`: "permute", a seeded order of the lanes in each round of chunks, or "modulo".
+    - `token_estimation`: a `TokenEstimation`; weights then mean tokens.
 
     A dataset's name takes part in the order of its rows. Raises SettingError.
     """
@@ -73,7 +75,7 @@ class StaticMixtureWorkSource:
     def __init__(
         self,
         datasets: Sequence[Dataset],
-        mixture: MixtureSpec | Mapping[str, int | float] | None,
+        mixture: Mixture | Mapping[str, int | float] | None,
         chunk_size: int | Literal["auto"] = "auto",
         seed: int = 0,
         shuffle_shards: bool = True,
@@ -84,7 +86,7 @@ class StaticMixtureWorkSource:
         max_repeats: int | Mapping[str, int] | None = None,
         stop_after_passes: int = _NotGiven(1),
         lane_assignment: Literal["permute", "modulo"] = "permute",
-        token_estimation: Any = None,
+        token_estimation: TokenEstimation | None = None,
         **ignored: Any,
     ) -> None:
         drop_ignored("StaticMixtureWorkSource", ignored, StaticMixtureWorkSource.__init__.__annotations__)
@@ -100,21 +102,28 @@ class StaticMixtureWorkSource:
             block_size=shuffle_block_size,
         )
         self.lane_assignment = _choice("lane_assignment", lane_assignment, ("permute", "modulo"))
-        by_dataset = isinstance(exhausted_policy, Mapping)
-        _not_available("exhausted_policy", exhausted_policy, by_dataset, "use one value for all datasets")
-        self.exhausted_policy = _choice("exhausted_policy", exhausted_policy, (None, "stop", "repeat"))
+        names = [dataset.name for dataset in self.datasets]
         passes = _whole("stop_after_passes", stop_after_passes)
-        if self.exhausted_policy is not None and not isinstance(stop_after_passes, _NotGiven):
+        given = not isinstance(stop_after_passes, _NotGiven)
+        self.rules = read_rules(names, exhausted_policy, max_repeats, passes, given)
+        self.stop_after_passes = self.rules.passes
+        self.exhausted_policy, self.max_repeats = _as_given(exhausted_policy), _as_given(max_repeats)
+        self.reshuffle_on_repeat = _as_given(reshuffle_on_repeat)
+        reshuffled = by_dataset("reshuffle_on_repeat", reshuffle_on_repeat, names, _flag)
+        if not reshuffled:
+            _flag("reshuffle_on_repeat", reshuffle_on_repeat)
+        self._same_order = frozenset(name for name, value in reshuffled.items() if not value)
+        if not isinstance(token_estimation, (TokenEstimation, type(None))):
             raise SettingError(
-                f"exhausted_policy={exhausted_policy!r} and stop_after_passes={passes} both say when an epoch ends: "
-                "give one of them (stop_after_passes counts passes only where exhausted_policy is None)."
+                f"token_estimation is {token_estimation!r}. Allowed: None or a zephon.work.TokenEstimation."
             )
-        self.stop_after_passes = passes if self.exhausted_policy is None else None
-        _not_available("max_repeats", max_repeats, max_repeats is not None, "use stop_after_passes or exhausted_policy")
-        _not_available("token_estimation", token_estimation, token_estimation is not None, "give weights by sample")
-        other = isinstance(reshuffle_on_repeat, Mapping) or reshuffle_on_repeat is False
-        _not_available("reshuffle_on_repeat", reshuffle_on_repeat, other, "leave it at True")
-        _flag("reshuffle_on_repeat", reshuffle_on_repeat)
+        if token_estimation is not None and self.mixture is None:
+            raise SettingError(
+                "token_estimation makes weights mean tokens, and mixture=None has none: name a weight for each dataset."
+            )
+        self.token_estimation = token_estimation
+        if token_estimation is not None:
+            token_estimation.check_names(names)
 
     def describe(self) -> dict[str, Any]:
         """The data settings as JSON, without paths.
@@ -123,16 +132,16 @@ class StaticMixtureWorkSource:
         """
         return {
             "kind": "static_mixture",
-            "mixture": None if self.mixture is None else dict(self.mixture.weights),
+            "mixture": None if self.mixture is None else self.mixture.describe(),
             "shuffle_shards": self.shuffling.shards,
             "shuffle_within_shard": self.shuffling.within_shard,
             "shuffle_block_size": self.shuffling.block_size,
             "exhausted_policy": self.exhausted_policy,
             "stop_after_passes": self.stop_after_passes,
-            "reshuffle_on_repeat": True,
-            "max_repeats": None,
+            "reshuffle_on_repeat": self.reshuffle_on_repeat,
+            "max_repeats": self.max_repeats,
             "lane_assignment": self.lane_assignment,
-            "token_estimation": None,
+            "token_estimation": None if self.token_estimation is None else self.token_estimation.describe(),
         }
 
     def auto_chunk_size(self, lanes: int) -> int:
@@ -141,67 +150,88 @@ class StaticMixtureWorkSource:
         return max(1, min(LARGEST_CHUNK, rows // (ROUNDS_PER_PASS * _whole("canonical_replicas", lanes))))
 
     def curriculum(
-        self, seed: int, epoch: int, lanes: int, chunk_size: int, changes: Sequence[MixtureChange] = ()
+        self,
+        seed: int,
+        epoch: int,
+        lanes: int,
+        chunk_size: int,
+        changes: Sequence[MixtureChange] = (),
+        estimates: Mapping[str, float] | None = None,
     ) -> Curriculum:
         """The samples of one epoch. DatasetError for a dataset without rows that has a weight.
 
         `changes` are those that the mixture has seen so far in the run, in order; each keeps the weights before it.
+        `estimates` are tokens a sample by dataset name; given where weights mean tokens.
         """
         _whole("canonical_replicas", lanes)
         _whole("chunk_size", chunk_size)
         shards = [(dataset.name, np.asarray(dataset.counts, dtype=np.int64)) for dataset in self.datasets]
-        rows = [int(counts.sum()) for _, counts in shards]
-        proportions = self._proportions(rows, epoch, changes)
-        for (name, counts), weight, count in zip(shards, proportions.weights, rows):
-            if weight and not count:
-                raise DatasetError(
-                    f"dataset {name!r} has no rows in its {len(counts)} shards but a weight in the mixture. "
-                    f"Check its path and files, set its weight to 0, or leave it out."
-                )
+        names, rows = [name for name, _ in shards], [int(counts.sum()) for _, counts in shards]
+        ahead = [change for change in changes if change.epoch >= epoch]
+        mixtures = [*(mixture_from(change.before) for change in ahead), self.mixture]
+        begins = [0, *(change.position for change in ahead if change.epoch == epoch)]
+        for mixture in mixtures[: len(begins)]:
+            self._check_rows(mixture, shards)
+        stretches = [self._stretch(mixture, begin, names, rows, estimates) for mixture, begin in zip(mixtures, begins)]
+        proportions, total = epoch_of(stretches, names, rows, self.rules)
         return Curriculum(
             shards,
             proportions,
-            self._total(proportions, rows),
+            total,
             self.shuffling,
             seed=_integer("seed", seed),
             epoch=epoch,
             lanes=lanes,
             chunk_size=chunk_size,
             permute_lanes=self.lane_assignment == "permute",
+            same_order=self._same_order,
         )
 
-    def _proportions(
-        self, rows: list[int], epoch: int, changes: Sequence[MixtureChange]
-    ) -> Proportions | ChangingProportions:
-        now = Proportions(self._integer_weights(rows))
-        ahead = [change for change in changes if change.epoch >= epoch]
-        if not ahead:
-            return now
-        names = [dataset.name for dataset in self.datasets]
-        each = [Proportions(integer_weights([change.before.get(name, 0) for name in names])) for change in ahead]
-        here = sum(change.epoch == epoch for change in ahead)
-        following = [*each[1:], now]
-        return ChangingProportions(each[0], [(ahead[i].position, following[i]) for i in range(here)])
+    def drawn(self, mixture: Mixture | None = None) -> list[str]:
+        """The datasets that a mixture, or else that of this source, gives a weight at any place."""
+        mixture = self.mixture if mixture is None else mixture
+        if mixture is None:
+            return [dataset.name for dataset in self.datasets if dataset.counts.sum()]
+        points = mixture.points if isinstance(mixture, MixtureSchedule) else [mixture]
+        named = [dataset.name for dataset in self.datasets]
+        return [name for name in named if any(point.weights.get(name, 0) for point in points)]
 
-    def _integer_weights(self, rows: list[int]) -> list[int]:
-        if self.mixture is not None:
-            return integer_weights([self.mixture.weights[dataset.name] for dataset in self.datasets])
-        if not any(rows):
-            names = ", ".join(repr(dataset.name) for dataset in self.datasets)
+    def _check_rows(self, mixture: Mixture | None, shards: list[tuple[str, Any]]) -> None:
+        drawn = self.drawn(mixture)
+        if not drawn:
+            names = ", ".join(repr(name) for name, _ in shards)
             raise DatasetError(f"no dataset has any rows: {names}. Check their paths and files.")
-        if sum(rows) > LARGEST_TOTAL:
-            message = "more than 2**48 rows: proportions by rows are rounded, so a pass may repeat a few of them"
-            warnings.warn(message, stacklevel=3)
-        return integer_weights(rows)
+        for name, counts in shards:
+            if name in drawn and not counts.sum():
+                raise DatasetError(
+                    f"dataset {name!r} has no rows in its {len(counts)} shards but a weight in the mixture. "
+                    f"Check its path and files, set its weight to 0, or leave it out."
+                )
 
-    def _total(self, proportions: Proportions | ChangingProportions, rows: list[int]) -> int | None:
-        drawn = [component for component, weight in enumerate(proportions.weights) if weight]
-        if self.exhausted_policy == "repeat":
-            return None
-        if self.exhausted_policy == "stop":
-            return min(proportions.first_total_with(c, rows[c] + 1) for c in drawn) - 1
-        passes = self.stop_after_passes or 1
-        return max(proportions.first_total_with(c, rows[c] * passes) for c in drawn)
+    def _stretch(
+        self,
+        mixture: Mixture | None,
+        begin: int,
+        names: list[str],
+        rows: list[int],
+        estimates: Mapping[str, float] | None,
+    ) -> Stretch:
+        if mixture is None:
+            if sum(rows) > LARGEST_TOTAL:
+                message = "more than 2**48 rows: proportions by rows are rounded, so a pass may repeat a few of them"
+                warnings.warn(message, stacklevel=4)
+            by_rows = [(Fraction(0), shares_of(rows))]
+            return Stretch(begin, lambda _: by_rows, by_fractions=False)
+
+        def by_sample(shares: Shares) -> Shares:
+            if estimates is None:
+                return shares
+            each = [share / exact(estimates[name]) if share else share for name, share in zip(names, shares)]
+            total = sum(each)
+            return rounded_shares([share / total for share in each])
+
+        by_fractions = isinstance(mixture, MixtureSchedule) and mixture.by_fractions
+        return Stretch(begin, lambda length: timeline(mixture, names, length, by_sample), by_fractions)
 
 
 def _distinct(datasets: Any) -> list[Dataset]:
@@ -217,12 +247,11 @@ def _distinct(datasets: Any) -> list[Dataset]:
     return found
 
 
-def _fitting(mixture: Any, datasets: list[Dataset]) -> MixtureSpec | None:
-    if mixture is None:
+def _fitting(mixture: Any, datasets: list[Dataset]) -> Mixture | None:
+    spec = mixture_from(mixture)
+    if spec is None:
         return None
-    spec = mixture if isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)
-    names = {dataset.name for dataset in datasets}
-    weighted = set(spec.weights)
+    names, weighted = {dataset.name for dataset in datasets}, spec.names
     for problem, which in (("names unknown datasets", weighted - names), ("lacks datasets", names - weighted)):
         if which:
             allowed = f"one weight for each of {sorted(names)}, 0 for never drawn"
@@ -255,6 +284,15 @@ def _choice(setting: str, value: Any, allowed: tuple[Any, ...]) -> Any:
     return value
 
 
-def _not_available(setting: str, value: Any, given: bool, instead: str) -> None:
-    if given:
-        raise SettingError(f"{setting}={value!r} is not available yet: {instead}.")
+def _as_given(value: Any) -> Any:
+    """A setting as JSON."""
+    if isinstance(value, Mapping):
+        return {name: _as_given(each) for name, each in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def __getattr__(name: str) -> Any:
+    """A user's own work sources have a module of their own, and their published place here."""
+    if name in ("WorkChunk", "WorkSource"):
+        return getattr(import_module("zephon.custom_source"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
