@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from zephon.builder import Builder
 from zephon.datasets import Dataset
 from zephon.errors import RecipeError, ZephonError
+from zephon.ops.chat_source import is_template_file
 from zephon.options import OPTIONS
 from zephon.toml_lines import Lines, TomlPath
 from zephon.work import StaticMixtureWorkSource
@@ -205,8 +206,12 @@ class _File:
             return function(**given)
 
     def _beside(self, name: str, value: Any) -> Any:
-        """A path as seen from the file's folder. A tokenizer that is no file there may be a name on the hub."""
+        """A path as seen from the file's folder. A tokenizer that is no file there may be a name on the hub, and a chat
+        template may be written out.
+        """
         if not isinstance(value, str) or "://" in value or value.startswith("~") or os.path.isabs(value):
+            return value
+        if name == "chat_template" and not is_template_file(value):
             return value
         beside = os.path.join(self.folder, value)
         hub = name.startswith("tokenizer") and not value.startswith(".") and not value.endswith(".json")

@@ -120,10 +120,11 @@ class ByBytes:
         if not odd:
             return Marked(ids, offsets, mask)
         again = self._reference.encode([rendered[at] for at in odd])
-        masks = np.split(mask, offsets[1:-1])
+        parts = [Marked(ids[a:b], offsets, mask[a:b]) for a, b in pairwise(offsets.tolist())]
         for at, (low, high) in zip(odd, pairwise(again.offsets.tolist())):
-            masks[at] = again.mask[low:high]
-        return Marked(ids, offsets, np.concatenate(masks))
+            parts[at] = Marked(again.ids[low:high], again.offsets, again.mask[low:high])
+        whole = _offsets([len(part.ids) for part in parts])
+        return Marked(np.concatenate([p.ids for p in parts]), whole, np.concatenate([p.mask for p in parts]))
 
 
 class InPieces:

@@ -60,7 +60,7 @@ def find_chat_templates(
         return ChatTemplates(default, brought.templates.get("tool_use", default), brought.tokens, "chat_template")
     if isinstance(chat_template, str) and chat_template in brought.templates:
         text, where = brought.templates[chat_template], f"chat_template {chat_template!r}"
-    elif isinstance(chat_template, os.PathLike) or (isinstance(chat_template, str) and _is_path(chat_template)):
+    elif isinstance(chat_template, os.PathLike) or (isinstance(chat_template, str) and is_template_file(chat_template)):
         where = os.fspath(chat_template)
         text = _read(Path(chat_template).expanduser())
     elif isinstance(chat_template, str) and ("{{" in chat_template or "{%" in chat_template):
@@ -73,7 +73,8 @@ def find_chat_templates(
     return ChatTemplates(text, text, brought.tokens, where)
 
 
-def _is_path(text: str) -> bool:
+def is_template_file(text: str) -> bool:
+    """Whether a chat template is the path of a file, and not a template or the name of one."""
     return text.endswith((".jinja", ".jinja2", ".j2")) and "{" not in text
 
 

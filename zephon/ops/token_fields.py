@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zephon.columns import MISSING, AnyArray, Block, Column, Fixed, IntArray, Objects, Ragged, spans
+from zephon.columns import HIDDEN, MISSING, AnyArray, Block, Column, Fixed, IntArray, Objects, Ragged, spans
 from zephon.ops.base import Faults
 
 AUTO = ("input_ids", "tokens", "token_ids")
 LOSS_MASK = "loss_mask"
+SAMPLE_TOKENS = f"{HIDDEN}tokens"
+"""How many tokens of a sequence each of its samples has: int64, as many a record as it has samples."""
 _LARGEST = 2**31 - 1
 
 
@@ -47,11 +49,14 @@ def documents_of(block: Block, field: str, operator: str, faults: Faults) -> Doc
     names = AUTO if field == "auto" else (field,)
     first = next((block.fields[name] for name in names if name in block.fields), None)
     tokens = None if first is None else _as_ragged(first)
-    if tokens is None or LOSS_MASK in block.fields or not _fits(tokens.values):
+    if tokens is None or not _fits(tokens.values):
         return _each(block, names, operator, faults)
     tokens = tokens.compact()
+    mask = None
+    if LOSS_MASK in block.fields and (mask := _as_weights(block.fields[LOSS_MASK], tokens.lengths)) is None:
+        return _each(block, names, operator, faults)
     count = len(tokens)
-    found = Documents(tokens.values, tokens.offsets, np.arange(count), None, np.zeros(count, np.bool_))
+    found = Documents(tokens.values, tokens.offsets, np.arange(count), mask, np.full(count, mask is not None))
     lengths = found.lengths
     return found if not count or lengths.min() > 0 else found.take(np.flatnonzero(lengths))
 
@@ -64,6 +69,15 @@ def _as_ragged(column: Column) -> Ragged | None:
         rows, width = column.values.shape
         return Ragged(np.ascontiguousarray(column.values).reshape(-1), np.arange(rows + 1, dtype=np.int64) * width)
     return None
+
+
+def _as_weights(column: Column, lengths: IntArray) -> npt.NDArray[np.float32] | None:
+    """The weights of all tokens, if the column's kind alone says that each record has one for each of its tokens."""
+    if not isinstance(column, Ragged) or column.values.dtype.kind not in "iufb":
+        return None
+    if not np.array_equal(column.lengths, lengths):
+        return None
+    return column.compact().values.astype(np.float32, copy=False)
 
 
 def _fits(values: AnyArray) -> bool:

@@ -38,7 +38,8 @@ TOOLS = [
 words = (
     st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
     | st.text("ab \n\t.", max_size=20)
-    | st.sampled_from(["", " ", "\n", " hello ", "e\u0301te\u0301", "é", "👍🏽👨‍👩‍👧", "<|im_end|>", "in<s>side", "[/INST]"])
+    | st.sampled_from(["", " ", "\n", " hello ", "e\u0301te\u0301", "é", "<|im_end|>", "in<s>side", "[/INST]"])
+    | st.just("\U0001f44d\U0001f3fd\U0001f468\u200d\U0001f469\u200d\U0001f467")
 )
 
 
@@ -206,7 +207,7 @@ def test_a_template_that_drops_earlier_reasoning_is_learnt_turn_by_turn_and_refu
     expected = by_beginnings(tokenizer_of("bytes"), REASONING, messages, None, [len(messages) - 1])
     assert last == {0: expected}
     if len(turns) > 1:
-        with pytest.raises(RecordError, match=r"message 1: the chat template renders the messages through it otherwise"):
+        with pytest.raises(RecordError, match="message 1: the chat template renders the messages through it other"):
             operator_of("bytes", REASONING).process(block_of([(messages, None)]), Faults())
 
 
