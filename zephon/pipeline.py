@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zephon.builder import Builder
 from zephon.embedded import EmbeddedRun, EpochBatches
@@ -18,6 +18,9 @@ from zephon.runners import Pool, make_pool
 from zephon.types import SampleBatch
 from zephon.windows import Front
 from zephon.work import StaticMixtureWorkSource
+
+if TYPE_CHECKING:
+    from zephon.torch_dataset import TorchDataset
 
 
 class Pipeline(Builder):
@@ -78,6 +81,17 @@ class Pipeline(Builder):
         if self._run is not None:
             self._run.pool.close()
             self._run = None
+
+    def to_torch_dataset(self, stateful: bool = True) -> TorchDataset:
+        """This pipeline as a `torch.utils.data.IterableDataset` of dicts of tensors, for `DataLoader(dataset,
+        batch_size=None)`.
+
+        With `stateful` it has `state_dict()` and `load_state_dict(state)`. `zephon.torch_dataset` says what an item
+        has, and why more than one torch worker is refused (`SettingError`).
+        """
+        from zephon.torch_dataset import StatefulTorchDataset, TorchDataset
+
+        return StatefulTorchDataset(self) if stateful else TorchDataset(self)
 
     @property
     def epoch(self) -> int:

@@ -126,7 +126,7 @@ def test_it_names_the_batch_and_field_that_differ():
     assert_resumes_exactly(pipeline_with(ByPlaceInWindow()))
     with pytest.raises(AssertionError, match=r"^restored after 0 batches, batch 0: field 'r' differs \(lane 0"):
         assert_resumes_exactly(pipeline_with(with_random))
-    with pytest.raises(AssertionError, match=r"^restored after 0 batches: it failed.*map_transform"):  # what it closes over
+    with pytest.raises(AssertionError, match=r"^restored after 0 batches: it failed.*map_transform"):
         assert_resumes_exactly(pipeline_with(with_counter))
     with pytest.raises(AssertionError, match="restored after"):
         assert_resumes_exactly(lambda: pipeline_with(with_random_filter))
