@@ -190,7 +190,7 @@ class _Epoch:
             return self._nearest(stretch, last, -1, lambda counts: all(counts[i] <= self.rows[i] for i in stop))
         need = {i: self.rows[i] * (self.rules.passes or 1) for i in drawn}
         least = max(Fraction(count) * _UNIT / ideals[i] for i, count in need.items())
-        first = max(0, math.ceil(least) - 1)
+        first = max(1, math.ceil(least) - 1)
         return self._nearest(stretch, first, 1, lambda counts: all(counts[i] >= n for i, n in need.items()))
 
     def _nearest(
