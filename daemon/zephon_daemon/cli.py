@@ -94,7 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     progress = add("progress", _progress, "how far a running daemon is, and what limits it")
     progress.add_argument("--socket", metavar="PATH")
     progress.add_argument("--json", action="store_true")
-    progress.add_argument("--watch", action="store_true")
+    progress.add_argument("--watch", action="store_true", help="again and again, until the daemon has ended")
     explain = add("explain", _explain, "the plan: stages, lanes, and what each rank gets")
     explain.add_argument("recipe", metavar="RECIPE")
     explain.add_argument("--dp", type=_positive, metavar="N", help="for this number of groups")
@@ -109,8 +109,11 @@ def _parser() -> argparse.ArgumentParser:
     text = "trains a tiny model on 4 ranks, resumes on 2 and on 1, and compares every global step"
     demo = add("demo", _demo, text, add_help=False, prefix_chars="\0")  # options too are left to the demo's own parser
     demo.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
-    inspect = add("inspect", _inspect, "the samples of a global step (not available yet)")
-    inspect.add_argument("rest", nargs=argparse.REMAINDER)
+    inspect = add("inspect", _inspect, "the samples and the text of a past or future global step")
+    inspect.add_argument("recipe", metavar="RECIPE")
+    inspect.add_argument("--step", type=_positive, required=True, metavar="N", help="from 1, within its epoch")
+    inspect.add_argument("--epoch", type=int, metavar="E", help="default: the checkpoint's, or 0")
+    inspect.add_argument("--checkpoint", metavar="FILE", help="of the run: its settings, and a place to start from")
     return parser
 
 
@@ -162,12 +165,13 @@ def _launch(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     return launch(arguments.recipe, options, arguments.command)
 
 
-def _progress(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    from zephon_daemon.progress import show
+def _progress(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from zephon_daemon.progress import show, watch
 
     if arguments.watch:
-        _unavailable(parser, "--watch")
-    print(show(arguments.socket, arguments.json))
+        watch(arguments.socket, arguments.json, sys.stdout)
+    else:
+        print(show(arguments.socket, arguments.json))
     return DONE
 
 
@@ -220,8 +224,18 @@ def _demo(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     return int(import_module("zephon_daemon.demo").main(arguments.rest) or DONE)
 
 
-def _inspect(parser: argparse.ArgumentParser, _: argparse.Namespace) -> int:
-    _unavailable(parser, "inspect")
+def _inspect(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    from zephon.checkpoints import load_checkpoint
+    from zephon.frontiers import complete_checkpoint
+    from zephon.inspection import batches_of_step, described
+    from zephon.recipe import load_recipe
+
+    checkpoint = complete_checkpoint(load_checkpoint(arguments.checkpoint)) if arguments.checkpoint else None
+    plan = load_recipe(arguments.recipe).pipeline().plan(checkpoint=checkpoint)
+    epoch = arguments.epoch if arguments.epoch is not None else checkpoint.epoch if checkpoint else 0
+    for line in described(plan, arguments.step, epoch, batches_of_step(plan, arguments.step, epoch, checkpoint)):
+        print(line)
+    return DONE
 
 
 def _positive(text: str) -> int:

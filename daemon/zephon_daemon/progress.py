@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from socket import SOCK_STREAM
-from typing import Any
+from typing import Any, TextIO
 
 import psutil
 import zmq
@@ -21,6 +21,9 @@ from zephon.transport.messages import decode, encode
 from zephon.transport.protocol import Patience, Progress, ProgressReport, Refused
 
 ANSWER_SECONDS = 10.0
+WATCH_SECONDS = 1.0
+
+_CLEAR = "\033[H\033[J"
 
 _READY = ("the trainer", "its ranks")
 """How the reasons begin for which a lane waits for training, and not for data."""
@@ -92,6 +95,27 @@ def show(socket: str | None, as_json: bool) -> str:
     """The report, as `zephon progress` prints it."""
     report = ask(socket)
     return json.dumps(report, indent=1) if as_json else text(report)
+
+
+def watch(socket: str | None, as_json: bool, out: TextIO) -> None:
+    """Writes the report again and again, over the last one on a terminal, until the daemon has ended.
+
+    As JSON, each report is one line.
+    """
+    path = _find(socket)
+    report = ask(path)
+    while True:
+        if as_json:
+            out.write(json.dumps(report) + "\n")
+        else:
+            out.write(f"{_CLEAR if out.isatty() else ''}{text(report)}\n")
+        out.flush()
+        time.sleep(WATCH_SECONDS)
+        try:
+            report = ask(path)
+        except DaemonUnavailable as error:
+            out.write("" if as_json else f"{error}\n")
+            return
 
 
 def text(report: Mapping[str, Any]) -> str:

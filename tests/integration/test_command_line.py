@@ -16,6 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from zephon import save_checkpoint
+from zephon.recipe import load_recipe
 from zephon.transport.channels import answers
 from zephon_daemon.bootstrap import command
 from zephon_daemon.cli import default_socket, size
@@ -99,7 +101,7 @@ def one(pid: int, title: str) -> psutil.Process:
 @pytest.mark.parametrize("arguments", [
     [], ["frobnicate"], ["daemon"], ["daemon", "r.py", "--workers", "0"], ["daemon", "r.py", "--memory", "many"],
     ["daemon", "r.py", "--metrics-port", "1"], ["daemon", "r.py", "--coordinator", "a:1"], ["launch", "r.py"],
-    ["progress", "--watch"], ["inspect", "r.py", "--step", "3"], ["verify", "r.py", "--dp", "4,x"],
+    ["inspect", "r.py"], ["inspect", "r.py", "--step", "0"], ["verify", "r.py", "--dp", "4,x"],
 ])  # fmt: skip
 def test_usage_errors_are_exit_code_2(zephon: Any, arguments: list[str]) -> None:
     code, out, errors = zephon(*arguments)
@@ -278,5 +280,26 @@ def test_the_daemon_and_progress_find_each_other_by_the_socket(
     assert f"zephon daemon {daemon.pid}" in out
     code, out, _ = zephon("progress", "--json", ZEPHON_SOCKET=path)
     assert json.loads(out)["daemon"]["pid"] == daemon.pid
+    watching = start("progress", "--watch", "--json", "--socket", path)
+    assert watching.stdout is not None
+    assert json.loads(watching.stdout.readline())["daemon"]["pid"] == daemon.pid
     daemon.send_signal(signal.SIGINT)
     assert daemon.wait(SECONDS) == 130
+    watching.communicate(timeout=SECONDS)
+    assert watching.returncode == 0
+
+
+def test_a_step_can_be_looked_at_with_the_settings_of_a_checkpoint(zephon: Any, recipe: str, tmp_path: Path) -> None:
+    pipeline = load_recipe(recipe).pipeline()
+    batches = [next(iter(pipeline)) for _ in range(4)]
+    save_checkpoint(tmp_path / "state.json", pipeline.checkpoint())
+    for step, epoch in ((1, 0), (8, 3)):
+        where = ("--step", str(step), "--epoch", str(epoch), "--checkpoint", str(tmp_path / "state.json"))
+        code, out, errors = zephon("inspect", recipe, *where)
+        assert (code, errors) == (0, "")
+        assert out.startswith(f"step {step} of epoch {epoch}: 8 records of 4 lanes\n")
+        first = [f"lane {b.lane}, record 0: {':'.join(map(str, b.samples[0]))}" for b in batches]
+        assert all(line in out for line in first) == (step == 1)
+    code, _, errors = zephon("inspect", recipe, "--step", "9")
+    assert code == 3
+    assert "epoch 0 has 8 steps, not 9" in errors

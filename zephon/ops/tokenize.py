@@ -69,7 +69,7 @@ class Tokenize(Stateless):
         self.split_long_samples = bool(split_long_samples)
         self.preserve_upstream_payload = bool(preserve_upstream_payload)
         self.changes_counts = self.split_long_samples or missing_field == "skip"
-        self._source = find_tokenizer(tokenizer, tokenizer_id)
+        self.tokenizer_source = find_tokenizer(tokenizer, tokenizer_id)
         given = {"bos": bos_token_id, "eos": eos_token_id}
         ids = {which: self._special_id(which, given[which]) for which in wanted}
         self._bos, self._eos = ids.get("bos"), ids.get("eos")
@@ -80,17 +80,17 @@ class Tokenize(Stateless):
             if type(given) is not int or not 0 <= given < 2**31:
                 raise SettingError(f"tokenize: {which}_token_id={given!r}: must be a whole number from 0 to 2147483647")
             return given
-        found = self._source.special_id(which)
+        found = self.tokenizer_source.special_id(which)
         if found is None:
             raise TokenizerError(
-                f"tokenizer {self._source.where} does not tell its {which.upper()} token: pass {which}_token_id=, "
+                f"tokenizer {self.tokenizer_source.where} does not tell its {which.upper()} token: pass {which}_token_id=, "
                 f"or choose special_tokens without it ({', '.join(m for m, w in _MODES.items() if which not in w)})"
             )
         return found
 
     @cached_property
     def _digest(self) -> str:
-        return self._source.digest
+        return self.tokenizer_source.digest
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -131,7 +131,7 @@ class Tokenize(Stateless):
         if self._backend is None:
             default = self.special_tokens == "tokenizer_default"
             limit = self.max_length if default and not self.split_long_samples else None
-            self._backend = load_backend(self._source, default, limit)
+            self._backend = load_backend(self.tokenizer_source, default, limit)
         return self._backend
 
     def process(self, block: Block, faults: Faults) -> Block:

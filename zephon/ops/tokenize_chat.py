@@ -67,7 +67,7 @@ class TokenizeChat(Stateless):
         self.max_length, self.loss_scope = max_length, loss_scope
         self.preserve_upstream_payload = bool(preserve_upstream_payload)
         self.chat_template_kwargs = _checked_kwargs(chat_template_kwargs)
-        self._source = find_tokenizer(tokenizer, tokenizer_id, self.name)
+        self.tokenizer_source = find_tokenizer(tokenizer, tokenizer_id, self.name)
         found = find_chat_templates(chat_template, tokenizer, tokenizer_id)
         variables = {**found.tokens, **self.chat_template_kwargs}
         self.template = ChatTemplate(found.default, variables, found.where)
@@ -83,7 +83,7 @@ class TokenizeChat(Stateless):
         read = self.template.reads | self.tools_template.reads
         tokens = {k: v for k, v in self.template.variables.items() if k in read and k not in self.chat_template_kwargs}
         content = json.dumps([self.template.text, self.tools_template.text, tokens], sort_keys=True)
-        return self._source.digest, hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
+        return self.tokenizer_source.digest, hashlib.blake2b(content.encode(), digest_size=16).hexdigest()
 
     def describe(self) -> dict[str, Any]:
         tokenizer, template = self._digests
@@ -125,7 +125,7 @@ class TokenizeChat(Stateless):
 
     def _loaded(self) -> Encoder:
         if self._encoder is None:
-            self._encoder = load_encoder(self._source)
+            self._encoder = load_encoder(self.tokenizer_source)
         return self._encoder
 
     def process(self, block: Block, faults: Faults) -> Block:

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,13 @@ class JsonTokenizer:
         names = (self.named[which],) if which in self.named else ()
         return next((known[name] for name in (*names, *_USUAL_NAMES[which]) if name in known), None)
 
+    def decoder(self) -> Callable[[list[int]], str] | None:
+        """What makes text of token ids, special tokens shown; None if the tokenizer cannot."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self.text)
+        return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
 
 @dataclass(frozen=True)
 class OwnTokenizer:
@@ -81,6 +89,11 @@ class OwnTokenizer:
             if type(value) is int and value >= 0:
                 return value
         return None
+
+    def decoder(self) -> Callable[[list[int]], str] | None:
+        """What makes text of token ids; None if the tokenizer cannot."""
+        decode = getattr(self.tokenizer, "decode", None)
+        return (lambda ids: str(decode(ids))) if callable(decode) else None
 
     @property
     def takes_special_tokens(self) -> bool:
