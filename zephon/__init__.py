@@ -20,6 +20,8 @@ _HOMES = {
     "SampleBatch": "zephon.types",
     "SampleMeta": "zephon.types",
     "SampleRecord": "zephon.types",
+    "WorkChunk": "zephon.custom_source",
+    "WorkSource": "zephon.custom_source",
     "ZephonError": "zephon.errors",
     "load_checkpoint": "zephon.checkpoints",
     "merge_checkpoints": "zephon.checkpoints",

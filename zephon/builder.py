@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from zephon.arguments import drop_ignored
+from zephon.custom_source import CustomSource, WorkSource
 from zephon.errors import SettingError
 from zephon.ops.base import Operator
 from zephon.ops.decode_text import DecodeText
@@ -32,8 +33,8 @@ B = TypeVar("B", bound="Builder")
 class Builder:
     """A work source, the operators that its samples go through, and the settings, as far as they are written."""
 
-    def __init__(self, work_source: StaticMixtureWorkSource) -> None:
-        self.source = work_source
+    def __init__(self, work_source: StaticMixtureWorkSource | WorkSource) -> None:
+        self.source = _adopted(work_source)
         self.operators: list[Operator] = []
         self.data = DataSettings()
         self.topology = Topology()
@@ -251,3 +252,14 @@ class Builder:
 def _check_hint(name: str, parallelism: int | None) -> None:
     if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
         raise SettingError(f"{name}: parallelism={parallelism!r}: must be None or a whole number from 1")
+
+def _adopted(work_source: Any) -> StaticMixtureWorkSource | CustomSource:
+    """A recipe's work source as a plan holds it."""
+    if isinstance(work_source, StaticMixtureWorkSource):
+        return work_source
+    if isinstance(work_source, WorkSource):
+        return CustomSource(work_source)
+    raise SettingError(
+        f"Pipeline(work_source) is {work_source!r:.200}. Allowed: a StaticMixtureWorkSource, or an instance of a "
+        "subclass of zephon.WorkSource."
+    )

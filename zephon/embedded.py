@@ -92,7 +92,7 @@ class EmbeddedRun:
             for lane in self.lanes
         }
         unknown = self._totals is None and self.plan.settings.even_ends and not self._alone
-        if unknown and self.plan.curriculum(epoch).total is not None:
+        if unknown and self.plan.ends(epoch) is not False:
             _warn_own_end(self)
 
     def settle(self) -> int:

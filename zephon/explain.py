@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from zephon.custom_source import CustomSource
 from zephon.lanes import check_topology, owned_lanes
 from zephon.ops.pack_flat import PackFlat
 from zephon.options import Execution
@@ -14,9 +15,9 @@ from zephon.transport.rings import ring_shape
 def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str:
     """What the run is: sources, stages and where they run, windows, and the lanes of each group."""
     warning = check_topology(plan.lanes, groups, 0, strategy)
-    curriculum = plan.curriculum(0)
-    total = "endless" if curriculum.total is None else f"{curriculum.total} samples an epoch"
-    lines = [f"run: seed {plan.seed}, {plan.lanes} lanes, {total}"]
+    lines = [f"run: seed {plan.seed}, {plan.lanes} lanes, {_total(plan)}"]
+    if isinstance(plan.source, CustomSource):
+        lines.append(f"  work source {plan.source.name}, asked for chunks where the lanes are produced")
     for dataset in plan.source.datasets:
         weight = (plan.identity["mixture"] or {}).get(dataset.name)
         share = f", weight {weight:g}" if isinstance(weight, (int, float)) else ""
@@ -29,9 +30,8 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
         lines.append(f"  {operator.name} [{where}] {json.dumps(settings, sort_keys=True, default=str)}")
     tail = "" if plan.settings.drop_last else ", last ones short"
     lines.append(f"  batch of {plan.microbatch_size} records of one lane{tail}")
-    lines.append(
-        f"windows: {plan.flush_every} chunks of {plan.chunk_size} samples; a resume repeats at most one window a lane"
-    )
+    length = f" of {plan.chunk_size} samples" if plan.chunk_size else ", each as long as the source makes it"
+    lines.append(f"windows: {plan.flush_every} chunks{length}; a resume repeats at most one window a lane")
     lines.append(f"execution: runner {execution.runner}, workers {execution.max_workers or 'as many as cores'}")
     lines.append(f"memory: {_memory(plan, execution)}")
     for group in range(groups):
@@ -54,9 +54,19 @@ def _memory(plan: Plan, execution: Execution) -> str:
     return f"rings of about {total:.1f} MiB in all: {plan.lanes} lanes, {slots} slots of {slot_bytes >> 10} KiB each"
 
 
+def _total(plan: Plan) -> str:
+    if plan.ends(0) is False:
+        return "endless"
+    if isinstance(plan.source, CustomSource):
+        return "as many samples an epoch as the work source hands out"
+    return f"{plan.curriculum(0).total} samples an epoch"
+
+
 def _ends(plan: Plan) -> str:
-    if plan.curriculum(0).total is None:
+    if plan.ends(0) is False:
         return "ends: never"
+    if isinstance(plan.source, CustomSource):
+        return "ends: evenly on all ranks, at a step known only when the source of a lane comes to its end"
     totals = plan.lane_totals(0)
     if totals is None:
         return "ends: evenly on all ranks; operators change counts, so at a step known only when a lane runs out"

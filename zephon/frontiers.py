@@ -2,7 +2,8 @@
 
 A frontier names a window of its lane by the window's first chunk, how many of the lane's records were delivered since
 that window began (`offset`) and how many in all (`records`). Any window that begins at or before the last delivered
-record will do: a stale frontier costs replay, never data.
+record will do: a stale frontier costs replay, never data. Where a user's own work source holds state, its state at
+that window's beginning belongs to the frontier (`source`, as JSON text: `zephon.source_state`).
 
 A checkpoint is plain JSON: the run's identity and one frontier a lane. A partial one holds the lanes of some groups
 only and says so; `merge_checkpoints` joins the parts.
@@ -10,12 +11,14 @@ only and says so; `merge_checkpoints` joins the parts.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zephon.errors import CheckpointError
+from zephon.source_state import as_text, parse_state
 
 FORMAT = 1
 
@@ -31,6 +34,7 @@ class Announcement(NamedTuple):
     chunk: int
     records: int
     skipped: int
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -41,14 +45,16 @@ class Frontier:
     offset: int = 0
     records: int = 0
     skipped: int = 0
+    source: str = ""
 
     @property
     def announcement(self) -> Announcement:
         """The beginning of the window that it names."""
-        return Announcement(self.chunk, self.records - self.offset, self.skipped)
+        return Announcement(self.chunk, self.records - self.offset, self.skipped, self.source)
 
-    def to_json(self) -> dict[str, int]:
-        return {"chunk": self.chunk, "offset": self.offset, "records": self.records, "skipped": self.skipped}
+    def to_json(self) -> dict[str, Any]:
+        out = {"chunk": self.chunk, "offset": self.offset, "records": self.records, "skipped": self.skipped}
+        return {**out, "source": json.loads(self.source)} if self.source else out
 
 
 def frontier_at(announcements: Sequence[Announcement], records: int) -> Frontier:
@@ -56,8 +62,8 @@ def frontier_at(announcements: Sequence[Announcement], records: int) -> Frontier
     at = bisect_right(announcements, records, key=lambda a: a.records) - 1
     if at < 0:
         raise CheckpointError(f"no known window begins at or before record {records}")
-    chunk, begins, skipped = announcements[at]
-    return Frontier(chunk, records - begins, records, skipped)
+    chunk, begins, skipped, source = announcements[at]
+    return Frontier(chunk, records - begins, records, skipped, source)
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def parse_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
             raise CheckpointError(f"malformed checkpoint: lane {_shown(key)} of {replicas} lanes")
         names = ("chunk", "offset", "records", "skipped")
         numbers = {n: _count(entry.get(n, 0 if n == "skipped" else None), f"lane {lane}: {n}") for n in names}
-        frontiers[lane] = Frontier(**numbers)
+        frontiers[lane] = Frontier(**numbers, source=_source(entry, lane))
         if frontiers[lane].offset > frontiers[lane].records:
             raise CheckpointError(f"malformed checkpoint: lane {lane}: offset exceeds records")
     checkpoint = Checkpoint(dict(identity), epoch, frontiers)
@@ -180,6 +186,18 @@ def _agreed(parts: Iterable[tuple[int, Checkpoint]]) -> dict[int, Frontier]:
                     f"{number}: take the states of all groups at the same step"
                 )
     return {lane: frontier for lane, (_, frontier) in lanes.items()}
+
+
+def _source(entry: Mapping[str, Any], lane: int) -> str:
+    """The state of the work source, as text; empty where there is none."""
+    if "source" not in entry:
+        return ""
+    try:
+        text = as_text(entry["source"])
+        parse_state(text)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"malformed checkpoint: lane {lane}: the work source's state: {error}") from error
+    return text
 
 
 def _count(value: object, what: str) -> int:

@@ -139,7 +139,11 @@ class _Walk:
             self.value(owner)
 
     def _object(self, value: Any) -> None:
-        """Its class and its state, as pickling would take it apart."""
+        """Its class and its state, as pickling would take it apart, unless it says itself what it is known by."""
+        known_by = getattr(type(value), "__zephon_identity__", None)
+        if known_by is not None:
+            self.atom("named", known_by(value))
+            return
         try:
             parts = value.__reduce_ex__(2)
         except Exception:
@@ -256,7 +260,10 @@ def _is_docstring(statement: ast.AST) -> bool:
 
 
 def _is_installed(file: str | None, module: str | None) -> bool:
-    """Whether code belongs to the standard library or an installed package rather than to the user."""
+    """Whether code belongs to the standard library or an installed package rather than to the user. Zephon itself is
+    such a package, also where it runs from a clone."""
+    if module is not None and module.partition(".")[0] == "zephon":
+        return True
     if file is None or file.startswith("<"):
         file = getattr(sys.modules.get(module or ""), "__file__", None)
     if file is None:

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zephon.builder import Builder
+from zephon.custom_source import WorkSource
 from zephon.embedded import EmbeddedRun, EpochBatches
 from zephon.errors import RunFailed, SettingError
 from zephon.explain import explain
@@ -30,7 +31,7 @@ class Pipeline(Builder):
     with the same bytes and checkpoints.
     """
 
-    def __init__(self, work_source: StaticMixtureWorkSource) -> None:
+    def __init__(self, work_source: StaticMixtureWorkSource | WorkSource) -> None:
         super().__init__(work_source)
         self._checkpoint: Checkpoint | None = None
         self._allow_changed: Collection[str] = ()

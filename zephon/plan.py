@@ -14,7 +14,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
-from zephon.columns import Block
+from zephon.columns import Block, IntArray
+from zephon.custom_source import CustomSource
 from zephon.errors import CheckpointMismatch, DatasetError, SettingError
 from zephon.frontiers import Checkpoint
 from zephon.lanes import window_at, window_start
@@ -24,6 +25,8 @@ from zephon.work import Curriculum, MixtureChange, StaticMixtureWorkSource
 
 WINDOW_SAMPLES = 16384
 CURRICULA_KEPT = 4
+PULLED_CHUNKS = 8
+"""Chunks of a window of a user's own work source, unless told otherwise: their lengths are not known beforehand."""
 
 CHANGEABLE = ("datasets", "mixture", "operators", "source")
 """What `allow_changed` may name."""
@@ -47,17 +50,20 @@ class DataSettings:
 class Plan:
     """A resolved run. `front` are the leading stateless operators, `back` the rest."""
 
-    source: StaticMixtureWorkSource
+    source: StaticMixtureWorkSource | CustomSource
     operators: tuple[Operator, ...]
     seed: int
     lanes: int
     chunk_size: int
+    """Samples; 0 where chunks have lengths of their own."""
     flush_every: int
     settings: DataSettings
     identity: dict[str, Any] = field(compare=False)
     mixture_changes: tuple[MixtureChange, ...] = ()
     changed_at: int | None = None
     """The sample of every lane at which the mixture changes, where this very resolution changed it."""
+    source_changed: bool = False
+    """Whether this very resolution accepted another work source or other datasets than the checkpoint's."""
     _curricula: dict[int, Curriculum] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -84,8 +90,10 @@ class Plan:
 
     @property
     def counts_are_arithmetic(self) -> bool:
-        """Whether each sample becomes exactly one record, so that every lane's total is known before it starts."""
-        return self.settings.on_error == "raise" and not any(op.changes_counts for op in self.operators)
+        """Whether each sample becomes exactly one record and their number is known before a lane starts."""
+        if isinstance(self.source, CustomSource) or self.settings.on_error != "raise":
+            return False
+        return not any(op.changes_counts for op in self.operators)
 
     @property
     def packed(self) -> bool:
@@ -113,7 +121,8 @@ class Plan:
         return tuple(dataset.name for dataset in self.source.datasets)
 
     def curriculum(self, epoch: int) -> Curriculum:
-        """Which sample each place of each lane holds in one epoch."""
+        """Which sample each place of each lane holds in one epoch. A source that is pulled has none."""
+        assert isinstance(self.source, StaticMixtureWorkSource)
         known = self._curricula.get(epoch)
         if known is None:
             if len(self._curricula) >= CURRICULA_KEPT:
@@ -121,6 +130,21 @@ class Plan:
             known = self.source.curriculum(self.seed, epoch, self.lanes, self.chunk_size, self.mixture_changes)
             self._curricula[epoch] = known
         return known
+
+    def ends(self, epoch: int) -> bool | None:
+        """Whether the epoch has an end. None where that is found out only when a lane comes to it."""
+        if isinstance(self.source, CustomSource):
+            return False if self.source.endless else None
+        return self.curriculum(epoch).total is not None
+
+    def passes(self, epoch: int, lane: int, places: IntArray) -> IntArray:
+        """How often the samples at these places of a lane were drawn before in the epoch.
+
+        Of a source that is pulled nobody knows: then a number that tells each draw of the epoch from all others.
+        """
+        if isinstance(self.source, CustomSource):
+            return places * self.lanes + lane
+        return self.curriculum(epoch).passes(lane, places)
 
     def lane_totals(self, epoch: int) -> dict[int, int] | None:
         """The number of records of each lane, where arithmetic alone says it; None if not, or if the run is endless."""
@@ -132,7 +156,7 @@ class Plan:
 
 
 def resolve(
-    source: StaticMixtureWorkSource,
+    source: StaticMixtureWorkSource | CustomSource,
     operators: tuple[Operator, ...],
     settings: DataSettings,
     *,
@@ -158,30 +182,46 @@ def resolve(
             "never use more groups than that. Set options(canonical_replicas=...) to the largest number you may want.",
             stacklevel=2,
         )
-    chunk_size = source.chunk_size if source.chunk_size != "auto" else saved.get("chunk_size")
-    chunk_size = int(chunk_size or source.auto_chunk_size(lanes))
+    chunk_size = 0 if isinstance(source, CustomSource) else _chunk_size(source, lanes, saved)
     stateful = any(isinstance(op, Stateful) for op in operators)
     flush_every = settings.flush_every_k_chunks
     if flush_every == 0 and stateful:
         raise SettingError("flush_every_k_chunks=0: an operator holds records, so windows must end; use 1 or more")
-    if not stateful:
+    if not stateful and (chunk_size or flush_every == 0):
         flush_every = 1
-    flush_every = flush_every or saved.get("flush_every_k_chunks") or max(8, -(-WINDOW_SAMPLES // chunk_size))
+    several = max(8, -(-WINDOW_SAMPLES // chunk_size)) if chunk_size else PULLED_CHUNKS
+    flush_every = flush_every or saved.get("flush_every_k_chunks") or several
     identity = _identity(source, operators, seed, lanes, chunk_size, int(flush_every))
     if any(isinstance(op, MapBatch) for op in operators):
         identity["microbatch_size"] = settings.microbatch_size
-    changed_at = None
+    changed_at, source_changed = None, False
     changes = [MixtureChange(*change) for change in saved.get("mixture_changes", ())]
     if checkpoint:
         _check_identity(saved, identity, allow_changed)
-        if saved.get("mixture") != identity["mixture"]:
+        source_changed = any(saved.get(name) != identity[name] for name in ("source", "datasets"))
+        if isinstance(source, StaticMixtureWorkSource) and saved.get("mixture") != identity["mixture"]:
             changes.append(_mixture_change(checkpoint, source, chunk_size, int(flush_every)))
             changed_at = changes[-1].position // lanes
     if changes:
         identity["mixture_changes"] = [[c.epoch, c.position, dict(c.before)] for c in changes]
     return Plan(
-        source, operators, seed, lanes, chunk_size, int(flush_every), settings, identity, tuple(changes), changed_at
+        source,
+        operators,
+        seed,
+        lanes,
+        chunk_size,
+        int(flush_every),
+        settings,
+        identity,
+        tuple(changes),
+        changed_at,
+        source_changed=source_changed,
     )
+
+
+def _chunk_size(source: StaticMixtureWorkSource, lanes: int, saved: dict[str, Any]) -> int:
+    given = source.chunk_size if source.chunk_size != "auto" else saved.get("chunk_size")
+    return int(given or source.auto_chunk_size(lanes))
 
 
 def _mixture_change(
@@ -207,7 +247,7 @@ def _mixture_change(
 
 
 def _identity(
-    source: StaticMixtureWorkSource,
+    source: StaticMixtureWorkSource | CustomSource,
     operators: tuple[Operator, ...],
     seed: int,
     lanes: int,

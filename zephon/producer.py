@@ -14,10 +14,10 @@ from zephon.batching import LaneStream
 from zephon.columns import Block
 from zephon.errors import CheckpointError, CheckpointMismatch, RunFailed
 from zephon.frontiers import Announcement, Frontier, frontier_at
-from zephon.lanes import window_at
+from zephon.lane_windows import Window, lane_windows
 from zephon.ops.base import Faults, Scope, WindowKey, add_counts
 from zephon.plan import Plan
-from zephon.windows import TASK_SAMPLES, Chain, Outcome, Task, Window, tasks_of, window_of
+from zephon.windows import TASK_SAMPLES, Chain, Outcome, Task, tasks_of
 
 BARREN_PASSES = 20
 """An endless lane that had no record from as many samples as so many passes have is an error: even if one row of all
@@ -37,11 +37,10 @@ class LaneProducer:
         self.counters: dict[str, int] = {}
         self.reports: list[str] = []
         self._task_samples = task_samples
-        self._curriculum = plan.curriculum(epoch)
         self._made = start.announcement.records  # the lane's records so far, replayed ones included
         self._fruitful = self._made  # what it was when the lane last had records
         self._barren = 0  # samples of whole windows since then
-        self._next_window = window_at(lane, plan.lanes, plan.flush_every, start.chunk)
+        self._ahead = lane_windows(plan, epoch, lane, start.announcement)
         self._to_hand_out: deque[Task] = deque()
         self._handed_out = 0
         self._windows: deque[tuple[Window, int]] = deque()  # (window, number of the first task after it)
@@ -113,12 +112,11 @@ class LaneProducer:
         return frontier
 
     def _plan_window(self) -> None:
-        window = window_of(self.plan, self._curriculum, self.lane, self._next_window)
+        window = self._ahead.next()
         if window is not None:
             tasks = list(tasks_of(window, self.epoch, self.lane, self._task_samples))
             self._to_hand_out.extend(tasks)
             self._windows.append((window, self._handed_out + len(self._to_hand_out)))
-            self._next_window += 1
 
     def _push(self, outcome: Outcome) -> None:
         window, ends_at = self._windows[0]
@@ -157,7 +155,8 @@ class LaneProducer:
         if not self._windows:
             self._plan_window()
         if self._windows:
-            self.announcements.append(Announcement(self._windows[0][0].chunk, self._made, self.skipped))
+            begins = self._windows[0][0]
+            self.announcements.append(Announcement(begins.chunk, self._made, self.skipped, begins.source))
         else:
             self._check_end()
 
@@ -169,12 +168,13 @@ class LaneProducer:
         self._barren = 0 if self._made > self._fruitful else self._barren + window.high - window.low
         self._fruitful = self._made
         rows = sum(dataset.total for dataset in self.plan.source.datasets)
-        if self._curriculum.total is None and self._barren >= BARREN_PASSES * rows:
+        if self.plan.ends(self.epoch) is not True and self._barren >= BARREN_PASSES * rows:
             droppers = [op.name for op in self.plan.operators if op.changes_counts]
             bad = f" {self.skipped} bad records were skipped." if self.skipped else ""
+            end = "run is endless" if self.plan.ends(self.epoch) is False else "work source has not come to an end"
             raise RunFailed(
                 f"lane {self.lane}: 0 of {self._barren} records passed {' and '.join(droppers) or 'reading'}, and the "
-                f"run is endless, so it would wait for ever.{bad} Look for a filter or a field that no record has."
+                f"{end}, so it would wait for ever.{bad} Look for a filter or a field that no record has."
             )
 
     def _check_end(self) -> None:

@@ -29,6 +29,9 @@ from zephon.windows import TASK_SAMPLES, Front
 
 __all__ = ["assert_resumes_exactly"]
 
+_OWN_CHUNK = 64
+"""Samples that a chunk of a user's own work source is taken to have, where pieces are to be smaller than a window."""
+
 
 def assert_resumes_exactly(
     pipeline: Pipeline | Callable[[], Pipeline],
@@ -165,7 +168,7 @@ class _Recipe:
             pool = make_pool(runner, Front(plan), workers)
         if isinstance(given, Pipeline):
             self._plans[restored], self._pools[runner] = plan, pool
-        window = plan.flush_every * plan.chunk_size
+        window = plan.flush_every * (plan.chunk_size or _OWN_CHUNK)
         task_samples = (TASK_SAMPLES, min(31, -(-window // 3)), min(96, -(-window // 2)))[cuts % 3]
         try:
             yield _Groups(plan, pool, degree, pipeline.topology.mapping_strategy, checkpoint, task_samples)

@@ -15,24 +15,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from zephon.columns import Block
+from zephon.columns import Block, IntArray
 from zephon.datasets.fetch import read
-from zephon.lanes import window_start
+from zephon.lane_windows import Window, window_of
 from zephon.ops.base import Accumulator, Faults, Operator, Scope, Stateful, Stateless, WindowKey, add_counts
 from zephon.plan import Plan
-from zephon.work import Curriculum
+from zephon.pointers import packed, unpacked
 
 TASK_SAMPLES = 512
 """Samples handed to a worker at once, unless told otherwise. Not visible in the data."""
 
 
 class Task(NamedTuple):
-    """Samples `low` to `high` of a lane, in the lane's own numbering: what one worker does at once."""
+    """Samples `low` to `high` of a lane, in the lane's own numbering: what one worker does at once.
+
+    Of a work source that is pulled it carries their `pointers` (`zephon.pointers`); else the worker computes them.
+    """
 
     epoch: int
     lane: int
     low: int
     high: int
+    pointers: bytes = b""
 
 
 class Outcome(NamedTuple):
@@ -44,28 +48,10 @@ class Outcome(NamedTuple):
     counters: dict[str, int]
 
 
-class Window(NamedTuple):
-    """One window of a lane: its number, its first chunk, and the lane's samples `low` to `high`."""
-
-    number: int
-    chunk: int
-    low: int
-    high: int
-
-
-def window_of(plan: Plan, curriculum: Curriculum, lane: int, number: int) -> Window | None:
-    """A window by its number; None after the lane's last."""
-    chunk = window_start(lane, plan.lanes, plan.flush_every, number)
-    end = window_start(lane, plan.lanes, plan.flush_every, number + 1)
-    low, high = chunk * plan.chunk_size, end * plan.chunk_size
-    total = curriculum.lane_samples(lane)
-    if total is not None:
-        high = min(high, total)
-    return Window(number, chunk, low, high) if low < high else None
-
-
 def samples_a_task(chunk_size: int) -> int:
     """About `TASK_SAMPLES`: whole chunks, or a whole part of one, so that few tasks read from the same row groups."""
+    if not chunk_size:  # chunks have lengths of their own
+        return TASK_SAMPLES
     if chunk_size <= TASK_SAMPLES:
         return chunk_size * round(TASK_SAMPLES / chunk_size)
     return -(-chunk_size // round(chunk_size / TASK_SAMPLES))
@@ -76,8 +62,16 @@ def tasks_of(window: Window, epoch: int, lane: int, samples: int = TASK_SAMPLES)
     low = window.low
     while low < window.high:
         high = min((low // samples + 1) * samples, window.high)
-        yield Task(epoch, lane, low, high)
+        here = b"" if window.pointers is None else packed(window.pointers[low - window.low : high - window.low])
+        yield Task(epoch, lane, low, high, here)
         low = high
+
+
+def pointers_of(plan: Plan, task: Task) -> IntArray:
+    """A task's samples: int64 `[high - low, 3]` of (dataset, shard, row)."""
+    if task.pointers:
+        return unpacked(task.pointers)
+    return plan.curriculum(task.epoch).lane_pointers(task.lane, task.low, task.high)
 
 
 class Front:
@@ -95,8 +89,7 @@ class Front:
         """The records that a task's samples become. Raises `RecordError` unless bad records are to be skipped."""
         datasets = self.plan.source.datasets
         faults = Faults(self.plan.settings.on_error, datasets, Scope(self.plan, task.epoch, task.lane))
-        pointers = self.plan.curriculum(task.epoch).lane_pointers(task.lane, task.low, task.high)
-        pointers = np.column_stack((pointers, np.arange(task.low, task.high)))
+        pointers = np.column_stack((pointers_of(self.plan, task), np.arange(task.low, task.high)))
         block = read(datasets, pointers, self.fields, faults)
         block = through(self.operators, block, faults)
         return Outcome(block, faults.skipped, faults.reports, faults.counters)
@@ -155,7 +148,7 @@ def run_window(
     plan: Plan, epoch: int, lane: int, number: int, faults: Faults | None = None, task_samples: int = TASK_SAMPLES
 ) -> Iterator[Block]:
     """The records of one window, in order. This is the definition that every other execution must equal."""
-    window = window_of(plan, plan.curriculum(epoch), lane, number)
+    window = window_of(plan, epoch, lane, number)
     if window is None:
         return
     faults = faults or Faults(plan.settings.on_error, plan.source.datasets, Scope(plan, epoch, lane))

@@ -19,6 +19,7 @@ import numpy as np
 
 from zephon.arguments import drop_ignored
 from zephon.curriculum import BlockSize, Curriculum, Shuffling
+from zephon.custom_source import WorkChunk, WorkSource
 from zephon.errors import DatasetError, SettingError
 from zephon.exhaustion import Stretch, by_dataset, epoch_of, read_rules
 from zephon.proportions import LARGEST_TOTAL, exact, rounded_shares
@@ -34,8 +35,8 @@ __all__ = [
     "MixtureSpec",
     "StaticMixtureWorkSource",
     "TokenEstimation",
-    "WorkChunk",  # noqa: F822
-    "WorkSource",  # noqa: F822
+    "WorkChunk",
+    "WorkSource",
 ]
 
 LARGEST_CHUNK = 2048

@@ -59,7 +59,7 @@ class Epoch:
             windows = self._windows[message.lane]
             # An engine that was started again may announce what is known.
             if message.chunk > windows[-1].chunk and message.records >= windows[-1].records:
-                windows.append(Announcement(message.chunk, message.records, message.skipped))
+                windows.append(Announcement(message.chunk, message.records, message.skipped, message.source))
         elif isinstance(message, LaneTotal):
             self._totals[message.lane] = message.records
             self._skipped[message.lane] = message.skipped

@@ -27,7 +27,7 @@ class Run:
         """Whether the current epoch's batches were asked for."""
         self._identity: dict[str, Any] = json.loads(plan.identity)
         self._first = True
-        self.epoch = self._made(plan.epoch, {lane: Frontier(*start) for lane, start in enumerate(plan.starts)})
+        self.epoch = self._made(plan.epoch, plan.frontiers())
         self._later: dict[int, Epoch] = {}
 
     @property

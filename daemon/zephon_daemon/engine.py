@@ -38,7 +38,7 @@ from zephon.transport.channels import MAX_DESCRIPTOR, Channel, close_all
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
 from zephon.transport.segments import Segment
-from zephon.windows import Front, Outcome, Task
+from zephon.windows import Front, Outcome, Task, pointers_of
 from zephon_daemon.pages import give_back
 from zephon_daemon.report import bounded, run_report
 from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
@@ -226,6 +226,7 @@ class Engine:
             dataset_names=list(plan.dataset_names),
             epoch=run.first_epoch,
             starts=[[f.chunk, f.offset, f.records, f.skipped] for f in starts],
+            sources={lane: f.source for lane, f in enumerate(starts) if f.source},
             warnings=[str(w.message) for w in caught if issubclass(w.category, UserWarning)],
         )
         self._to_daemon(p.RunStarted(order.run, attached, live.pipeline.topology.mapping_strategy))
@@ -585,9 +586,7 @@ class Engine:
 def _hopeless(live: LiveRun, work: Work) -> p.Failed:
     task = work.task
     names = live.run.plan.dataset_names
-    dataset, shard, row = (
-        live.run.plan.curriculum(task.epoch).lane_pointers(task.lane, task.low, task.low + 1)[0].tolist()
-    )
+    dataset, shard, row = pointers_of(live.run.plan, task)[0].tolist()
     text = (
         f"{len(work.deaths)} workers died on the same samples ({'; '.join(work.deaths)}): lane {task.lane}, its "
         f"samples {task.low} to {task.high - 1}, beginning with dataset {names[dataset]!r}, shard {shard}, row {row}. "

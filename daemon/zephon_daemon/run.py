@@ -329,8 +329,8 @@ class Run:
     def _history(self, client: int) -> Iterator[Tell]:
         """What was announced before a client came."""
         for lane in self.lanes.values():
-            for chunk, records, skipped in lane.producer.announcements[1 : lane.announced]:
-                yield Tell(client, Announced(lane.number, lane.epoch, chunk, records, skipped), droppable=True)
+            for announcement in lane.producer.announcements[1 : lane.announced]:
+                yield Tell(client, Announced(lane.number, lane.epoch, *announcement), droppable=True)
             if lane.total_told:
                 yield Tell(client, self._total(lane))
 
@@ -358,8 +358,8 @@ class Run:
 
     def _announce(self, lane: Lane) -> Iterator[Instruction]:
         producer = lane.producer
-        for chunk, records, skipped in producer.announcements[lane.announced :]:
-            message = Announced(lane.number, lane.epoch, chunk, records, skipped)
+        for announcement in producer.announcements[lane.announced :]:
+            message = Announced(lane.number, lane.epoch, *announcement)
             yield from [Tell(client, message, droppable=True) for client in self.readers]
         lane.announced = len(producer.announcements)
         if lane.announced > 2 * ANNOUNCEMENTS_KEPT:
@@ -416,7 +416,7 @@ class Run:
         return gate
 
     def _open(self, gate: Gate, epoch: int) -> None:
-        if self.plan.curriculum(epoch).total is None:
+        if self.plan.ends(epoch) is False:
             gate.rounds = ENDLESS
             return
         rounds, final = released_rounds(

@@ -100,7 +100,7 @@ class Worker:
             if order.stage in self._fresh:
                 self._fresh.discard(order.stage)
                 give_back()
-            outcome = front.run(Task(order.epoch, order.lane, order.low, order.high))
+            outcome = front.run(Task(order.epoch, order.lane, order.low, order.high, order.pointers))
             self._deliver(order, outcome, started)
         except Exception as error:  # whatever a user's function raises is reported, with the worker's traceback
             self._send(failure(order.task, error))

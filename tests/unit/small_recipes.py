@@ -158,7 +158,7 @@ def reference(plan: Plan, lane: int, epoch: int = 0, most: int = 10**9) -> Block
     """The lane's first `most` records as `run_window` has them."""
     blocks: list[Block] = []
     held = number = 0
-    while held < most and window_of(plan, plan.curriculum(epoch), lane, number) is not None:
+    while held < most and window_of(plan, epoch, lane, number) is not None:
         blocks += run_window(plan, epoch, lane, number)
         held = sum(map(len, blocks))
         number += 1

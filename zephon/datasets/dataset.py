@@ -60,6 +60,10 @@ class Dataset:
     def __repr__(self) -> str:
         return f"Dataset({self.name!r}, {self.format} at {self.location})"
 
+    def __zephon_identity__(self) -> str:
+        """What a function or a work source that holds it is known by (`zephon.function_digest`): no path, no cache."""
+        return f"dataset {self.name}"
+
     @property
     def format(self) -> str:
         """`"jsonl"`, `"parquet"` or `"memory"`."""

@@ -25,9 +25,10 @@ WorkerReady, NewSegment (+ memory), TaskDone, TaskFailed from it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from zephon.frontiers import Frontier
 from zephon.transport.messages import message
 
 MOST_PIDS = 1 << 22
@@ -75,7 +76,8 @@ class Attach:
 @dataclass(frozen=True, slots=True)
 class Attached:
     """What a client must know of the run. `totals` has each lane's records where arithmetic gives them (else empty);
-    `starts` each lane's frontier (chunk, offset, records, skipped)."""
+    `starts` each lane's frontier (chunk, offset, records, skipped), `sources` the state of the work source in those
+    that have one."""
 
     identity: str
     lanes: int
@@ -88,6 +90,14 @@ class Attached:
     epoch: int
     starts: list[list[int]]
     warnings: list[str]
+    sources: dict[int, str] = field(default_factory=dict)
+
+    def frontiers(self) -> dict[int, Frontier]:
+        """The frontier of each lane that the run started from."""
+        return {
+            lane: Frontier(chunk, offset, records, skipped, self.sources.get(lane, ""))
+            for lane, (chunk, offset, records, skipped) in enumerate(self.starts)
+        }
 
 
 @message("progress")
@@ -210,13 +220,15 @@ class BatchesReady:
 @message("announced")
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A window of the lane begins at chunk `chunk`, at the lane's record `records`, after `skipped` bad ones."""
+    """A window of the lane begins at chunk `chunk`, at the lane's record `records`, after `skipped` bad ones, and with
+    the work source in state `source` (as `zephon.frontiers.Announcement`)."""
 
     lane: int
     epoch: int
     chunk: int
     records: int
     skipped: int
+    source: str = ""
 
 
 @message("lane_total")
@@ -396,12 +408,15 @@ class WorkerReady:
 @message("do_task")
 @dataclass(frozen=True, slots=True)
 class DoTask:
+    """`pointers` are the samples' own, packed, where the worker cannot compute them."""
+
     task: int
     stage: int
     epoch: int
     lane: int
     low: int
     high: int
+    pointers: bytes = b""
 
 
 @message("task_done")

@@ -40,7 +40,7 @@ def lane_records(plan: Plan, epoch: int, lane: int) -> list[int]:
     """What the reference execution says a lane is."""
     out: list[int] = []
     window = 0
-    while window_of(plan, plan.curriculum(epoch), lane, window) is not None:
+    while window_of(plan, epoch, lane, window) is not None:
         for block in run_window(plan, epoch, lane, window):
             out += block.fields["id"].to_list()
         window += 1
