@@ -34,7 +34,7 @@ from zephon.transport.messages import MAX_MESSAGE, decode, encode
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch
 from zephon_daemon.progress import Rates, memory_of
-from zephon_daemon.sessions import Answer, Forget, HandOver, Instruction, Sessions, Start, ToEngine
+from zephon_daemon.sessions import LONGEST_TEXT, Answer, Forget, HandOver, Instruction, Sessions, Start, ToEngine
 from zephon_daemon.supervision import CannotGoOn, Supervision, Targets
 
 JOIN_SECONDS = 10.0
@@ -381,7 +381,7 @@ class Daemon:
                 request = decode(frames[2], expect=(p.Hello, p.Attach, p.Progress, p.Goodbye))
                 self._serve_request(ask, request)
             except ProtocolError as error:
-                self._answer(ask, p.Refused(ProtocolError.__name__, str(error)))
+                self._answer(ask, p.Refused(ProtocolError.__name__, str(error)[:LONGEST_TEXT]))
 
     def _serve_request(self, ask: Hashable, request: object) -> None:
         now = time.monotonic()

@@ -190,7 +190,7 @@ class Run:
         touched: dict[int, Lane] = {}
         for slot in slots:
             if len(slot) != 3:
-                raise ProtocolError(f"client {client} returns a slot as {len(slot)} numbers, not lane, generation, index")
+                raise ProtocolError(f"client {client} returns a slot as {len(slot)} numbers, not as three")
             number, generation, index = slot
             lane = self.lanes.get(number)
             if lane is None or lane.ring is None:

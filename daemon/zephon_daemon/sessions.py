@@ -69,6 +69,12 @@ JOIN_SECONDS = 30.0
 MOST_CLIENTS = 1024
 """Clients at once."""
 
+LONGEST_NAME = 1000
+"""Characters of a pipeline's or a job's name."""
+
+LONGEST_TEXT = 8000
+"""Characters of an error's text."""
+
 MOST_WAITING = 4096
 """Requests that wait at once."""
 
@@ -315,7 +321,8 @@ class Sessions:
     def _take(self, ask: Hashable, request: Hello | Attach, now: float) -> list[Instruction]:
         out, wait = self._decide(ask, request, now)
         if wait is not None and len(self._waiting) >= MOST_WAITING:
-            out.append(Answer(ask, _refused(DaemonUnavailable(f"{MOST_WAITING} requests wait already, for {wait.reason}"))))
+            error = DaemonUnavailable(f"{MOST_WAITING} requests wait already, for {wait.reason}")
+            out.append(Answer(ask, _refused(error)))
         elif wait is not None:
             self._waiting.append(_Waiting(ask, request, now, wait.reason, now, wait.seconds, wait.error))
         return [*out, *self._end_idle_runs()]
@@ -381,7 +388,7 @@ class Sessions:
                 raise error
             return _Wait(f"another reader of group {hello.dp_group_id} to end: {names}", OTHER_JOB_SECONDS, error)
         if len(self.clients) >= MOST_CLIENTS:
-            raise TopologyError(f"the daemon has {MOST_CLIENTS} clients already; close those that are not needed any more")
+            raise TopologyError(f"the daemon has {MOST_CLIENTS} clients already; close those that are not needed")
         if not self.clients:
             self.session += 1
         self._numbers += 1
@@ -478,6 +485,8 @@ class Sessions:
 
 
 def _check_hello(hello: Hello) -> None:
+    if len(hello.pipeline) > LONGEST_NAME or len(hello.job) > LONGEST_NAME:
+        raise SettingError(f"the name of a pipeline or a job has more than {LONGEST_NAME} characters")
     if not (1 <= hello.dp_degree <= MOST_LANES and 1 <= hello.group_readers <= MOST_LANES):
         raise SettingError(
             f"dp_degree={hello.dp_degree}, group_readers={hello.group_readers}: both must be in 1..{MOST_LANES}"
@@ -529,4 +538,4 @@ def _name(clients: Iterable[Client]) -> str:
 
 
 def _refused(error: ZephonError) -> Refused:
-    return Refused(type(error).__name__, str(error))
+    return Refused(type(error).__name__, str(error)[:LONGEST_TEXT])

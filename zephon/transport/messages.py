@@ -90,7 +90,7 @@ class _Spec:
             raise _Refused(f"field {name!r}: {refused}") from None
         if len(values) != len(found):
             surplus = next(key for key in values if key not in found)
-            raise _Refused(f"field {surplus!r} is unknown")
+            raise _Refused(f"field {_shown(surplus)} is unknown")
         try:
             return self.cls(**found)
         except ValueError as error:
@@ -149,14 +149,14 @@ def decode(data: bytes, *, expect: type | tuple[type, ...] | None = None, limit:
         raise ProtocolError(f"a message came in without an envelope, as {_kind(envelope)}")
     if envelope[0] != PROTOCOL or type(envelope[0]) is not int:
         raise ProtocolError(
-            f"this side speaks protocol {PROTOCOL}, the other protocol {envelope[0]!r}. "
+            f"this side speaks protocol {PROTOCOL}, the other protocol {_shown(envelope[0])}. "
             "Use the same version of zephon on both sides."
         )
     if len(envelope) != 3 or type(envelope[1]) is not str:
         raise ProtocolError("a message came in with a malformed envelope")
     spec = _by_name.get(envelope[1])
     if spec is None:
-        raise ProtocolError(f"message {envelope[1]!r} is unknown to this side")
+        raise ProtocolError(f"message {_shown(envelope[1])} is unknown to this side")
     if expect is not None:
         wanted = expect if isinstance(expect, tuple) else (expect,)
         if spec.cls not in wanted:
@@ -204,6 +204,16 @@ def _codec(hint: Any, where: str) -> _Codec:
     if origin is dict and inner[0] in (str, int):
         return _mapping(_codec(inner[0], where), _codec(inner[1], where))
     raise TypeError(f"{where}: values of {hint!r} cannot travel in a message")
+
+
+def _shown(value: Any) -> str:
+    """A value of the other side's for an error: what it sends large must not come back large."""
+    text = repr(value[:100]) if isinstance(value, (str, bytes)) else repr(value) if _is_number(value) else _kind(value)
+    return text[:100]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (bool, int, float))
 
 
 def _kind(value: Any) -> str:
@@ -274,7 +284,7 @@ _SCALARS: dict[Any, Check] = {
 def _literal(allowed: tuple[Any, ...]) -> _Codec:
     def check(value: Any) -> Any:
         if not any(type(value) is type(each) and value == each for each in allowed):
-            raise _Refused(f"expected one of {', '.join(map(repr, allowed))}, got {value!r}")
+            raise _Refused(f"expected one of {', '.join(map(repr, allowed))}, got {_shown(value)}")
         return value
 
     return _Codec(check, check)
