@@ -32,3 +32,11 @@ def drop_ignored(
     if given:
         names = ", ".join(given)
         warnings.warn(f"{method}(): ignored, this design has no such mechanism: {names}", stacklevel=stacklevel)
+
+
+def known_settings(method: str, given: Mapping[str, Any], *classes: type, stacklevel: int = 4) -> dict[str, Any]:
+    """Those of the keyword arguments that one of the classes takes; the rest is for `drop_ignored`."""
+    known = {name for each in classes for name in each.__init__.__annotations__}  # type: ignore[misc]
+    others = {n: v for n, v in given.items() if n not in known}
+    drop_ignored(method, others, [*known, "parallelism"], stacklevel=stacklevel)
+    return {n: v for n, v in given.items() if n in known}

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from zephon.arguments import drop_ignored
+from zephon.arguments import drop_ignored, known_settings
 from zephon.custom_source import CustomSource, WorkSource
 from zephon.errors import SettingError
 from zephon.ops.base import Operator
@@ -21,6 +21,7 @@ from zephon.ops.map_transform import MapTransform
 from zephon.ops.pack_flat import PackFlat
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.tokenize import Tokenize
+from zephon.ops.packing_settings import Packer
 from zephon.ops.tokenize_chat import TokenizeChat
 from zephon.options import Execution, Topology, apply_options
 from zephon.plan import DataSettings
@@ -166,9 +167,7 @@ class Builder:
         """Token sequences into sequences of exactly `max_length`: `input_ids` and `positions`, int32 `[max_length]`,
         and `sequence_length`. `zephon.ops.pack_flat.PackFlat` has the settings.
         """
-        known = PackFlat.__init__.__annotations__
-        ignored = {name: value for name, value in settings.items() if name not in known}
-        drop_ignored("pack_flat", ignored, known)
+        settings = known_settings("pack_flat", settings, PackFlat, Packer)
         for operator in self.operators:
             if isinstance(operator, Tokenize):
                 operator.add_attention_mask = False  # packing reads tokens only

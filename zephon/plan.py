@@ -98,7 +98,7 @@ class Plan:
     @property
     def packed(self) -> bool:
         """Whether a record may be made from several samples."""
-        return any(op.name == "pack_flat" for op in self.operators)
+        return any(op.joins_samples for op in self.operators)
 
     @property
     def fields(self) -> frozenset[str] | None:
@@ -183,6 +183,9 @@ def resolve(
             stacklevel=2,
         )
     chunk_size = 0 if isinstance(source, CustomSource) else _chunk_size(source, lanes, saved)
+    warn_of_same_data(source.datasets)
+    for operator in operators:
+        operator.check([dataset.name for dataset in source.datasets])
     stateful = any(isinstance(op, Stateful) for op in operators)
     flush_every = settings.flush_every_k_chunks
     if flush_every == 0 and stateful:

@@ -139,11 +139,24 @@ class Stateless(Operator):
 
     @abstractmethod
     def process(self, block: Block, faults: Faults) -> Block:
+    joins_samples: bool = False
+    """Whether a record that comes out may be made from several samples."""
+    users_code: bool = False
+    """Whether it runs functions of a user's, which may not be what they should be."""
+    grain: int = 1
+    """In front of the first stateful operator: its records are worked on in groups whose borders are the multiples of
+    this in the lane's samples, so a task is cut nowhere else.
+    """
         """The records that come of `block`, in its order."""
 
 
 class Accumulator(ABC):
     """The state of a stateful operator for one window of one lane. Driven by one thread, in lane order."""
+    def check(self, datasets: Sequence[str]) -> None:  # noqa: B027
+        """Called when a run is planned, with the names of its datasets. Raises SettingError for settings that do not
+        fit them.
+        """
+
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}

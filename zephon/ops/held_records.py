@@ -7,11 +7,14 @@ own, so that what is held stays proportional to the number of records.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from zephon.columns import Block, Column, Fixed, IntArray
+from zephon.columns import AnyArray, Block, Bytes, Column, Fixed, IntArray, Ragged
 
 _SPARSE = 4  # copied records for each one held, from which those held are moved
+_LONG = 64  # values a record from which copying record by record is cheaper than an index for each value
 _FEW = 2048  # copied records that are never worth moving
 
 
@@ -32,13 +35,13 @@ class HeldRecords:
         """The numbers of the records held, ascending."""
         return self._number
 
-    def add(self, block: Block) -> IntArray:
-        """Hold a copy of the block's records; their numbers."""
+    def add(self, block: Block, *, owned: bool = False) -> IntArray:
+        """Hold a copy of the block's records, or the block itself if nobody else has it; their numbers."""
         count = len(block)
         numbers = np.arange(self.seen, self.seen + count)
         self.seen += count
         if count:
-            self._blocks[self._pushes] = block.copy()
+            self._blocks[self._pushes] = block if owned else block.copy()
             self._number = np.concatenate((self._number, numbers))
             self._block = np.concatenate((self._block, np.full(count, self._pushes)))
             self._row = np.concatenate((self._row, np.arange(count)))
@@ -92,8 +95,11 @@ def _gathered(blocks: dict[int, Block], source: IntArray, row: IntArray) -> Bloc
     return joined.with_fields({**stacked, **joined.fields})
 
 
-def _stacked(columns: list[Column | None], rows: list[IntArray], places: list[IntArray], count: int) -> Fixed | None:
-    """The chosen rows of columns of one fixed shape, each copied straight to its place; None for other columns."""
+def _stacked(columns: list[Column | None], rows: list[IntArray], places: list[IntArray], count: int) -> Column | None:
+    """The chosen rows of columns that are all arrays of one kind, each copied straight to its place; else None."""
+    kinds = {(type(c), c.values.dtype) for c in columns if isinstance(c, (Ragged, Bytes))}
+    if len(kinds) == 1 and all(isinstance(c, (Ragged, Bytes)) for c in columns):
+        return _laid([c for c in columns if isinstance(c, (Ragged, Bytes))], rows, places, count)
     arrays = [column.values for column in columns if isinstance(column, Fixed)]
     if len(arrays) != len(columns) or len({(a.dtype, a.shape[1:]) for a in arrays}) != 1:
         return None
@@ -101,3 +107,23 @@ def _stacked(columns: list[Column | None], rows: list[IntArray], places: list[In
     for values, index, place in zip(arrays, rows, places):
         out[place] = values[index]
     return Fixed(out)
+
+
+def _laid(
+    columns: Sequence[Ragged | Bytes], rows: list[IntArray], places: list[IntArray], count: int
+) -> Ragged | Bytes | None:
+    """The same for values of varying length, where they are long enough that a copy for each is cheap."""
+    lengths = np.empty(count, np.int64)
+    for column, index, place in zip(columns, rows, places):
+        lengths[place] = column.lengths[index]
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] <= _LONG * count:
+        return None
+    parts: list[AnyArray] = [columns[0].values] * count
+    for column, index, place in zip(columns, rows, places):
+        values, starts = column.values, column.offsets[:-1][index].tolist()
+        ends = column.offsets[1:][index].tolist()
+        for at, low, high in zip(place.tolist(), starts, ends):
+            parts[at] = values[low:high]
+    return type(columns[0])(np.concatenate(parts), offsets)

@@ -85,7 +85,11 @@ class InBlocks(Accumulator):
         self.held = HeldRecords()
 
     def push(self, block: Block, faults: Faults) -> list[Block]:
-        self.held.add(block)
+        return self.add(block)
+
+    def add(self, block: Block, *, owned: bool = False) -> list[Block]:
+        """`push` of a block that nobody else has, where it is `owned`."""
+        self.held.add(block, owned=owned)
         whole = len(self.held) // self.size * self.size
         return self._release(whole, self.size)
 
@@ -111,8 +115,8 @@ class Shuffled(Accumulator):
         self.counters = made.counters
 
     def push(self, block: Block, faults: Faults) -> list[Block]:
-        return [out for made in self.made.push(block, faults) for out in self.blocks.push(made, faults)]
+        return [out for made in self.made.push(block, faults) for out in self.blocks.add(made, owned=True)]
 
     def flush(self, faults: Faults) -> list[Block]:
-        out = [out for made in self.made.flush(faults) for out in self.blocks.push(made, faults)]
+        out = [out for made in self.made.flush(faults) for out in self.blocks.add(made, owned=True)]
         return out + self.blocks.flush(faults)

@@ -11,19 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zephon.columns import Block, Column, Fixed, Objects, Ragged
+from zephon.columns import Block, Column, Fixed, Objects, Ragged, canonical
 from zephon.errors import RecordError, SettingError
 from zephon.ops.base import Accumulator, Faults, WindowKey
+from zephon.ops.binning import Binning
 from zephon.ops.pack_flat import PackFlat
+from zephon.ops.token_fields import SAMPLE_TOKENS
+from zephon.training import to_training
 
 KEY = WindowKey(0, 0, 0, 0)
-ALGORITHMS = ("first_fit", "best_fit", "wrap")
+ALGORITHMS = ("first_fit", "best_fit", "wrap", "best_fit_wrap")
+SPLITTING = ("wrap", "best_fit_wrap")
 
 
 def block_of(documents: list[list[int]], first: int = 0, dtype: Any = np.int32, field: str = "input_ids") -> Block:
     offsets = np.cumsum([0, *map(len, documents)])
     values = np.array(list(chain.from_iterable(documents)), dtype)
-    samples = np.array([(0, 0, first + i) for i in range(len(documents))], np.int64).reshape(-1, 3)
+    samples = np.array([((first + i) % 3, 0, first + i) for i in range(len(documents))], np.int64).reshape(-1, 3)
     return Block({field: Ragged(values, offsets)}, samples)
 
 
@@ -63,7 +67,16 @@ settings = st.fixed_dictionaries({
     "num_bins": st.integers(1, 4),
     "flush_strategy": st.sampled_from(("fifo", "fullest")),
     "drop_oversized": st.sampled_from((None, True)),
+    "shuffle_strategy": st.sampled_from((None, None, "within_bin", "bins")),
+    "homogeneity": st.sampled_from(("none", "none", "full", "group")),
+    "max_sequences_per_bin": st.sampled_from((None, None, 2)),
+    "candidate_pool_size": st.sampled_from((None, 0, 3)),
+    "max_candidate_age": st.sampled_from((None, None, 2)),
+}).map(lambda given: {
+    **{n: v for n, v in given.items() if given["algorithm"] != "wrap" or n not in ONLY_BINS},
+    "groups": {"a": ["0", "1"]},
 })  # fmt: skip
+ONLY_BINS = ("max_sequences_per_bin", "candidate_pool_size", "max_candidate_age")
 masks = st.sampled_from((None, "all", "some"))
 
 
@@ -98,13 +111,19 @@ def test_no_token_is_lost_or_invented_and_what_is_dropped_is_counted(
     assert accumulator.counters.get("dropped_tokens", 0) == sum(map(len, dropped))
     assert accumulator.counters.get("dropped_records", 0) == len(dropped)
     slots = len(rows) * given_settings["max_length"]
-    assert accumulator.counters.get("padding_tokens", 0) == slots - len(tokens_in(rows))
+    padding, at_the_flush = (accumulator.counters.get(n, 0) for n in ("padding_tokens", "flush_padding_tokens"))
+    assert padding == slots - len(tokens_in(rows))
+    assert at_the_flush <= padding
+    if given_settings["algorithm"] in SPLITTING and given_settings.get("max_sequences_per_bin") is None:
+        components = {"none": 1, "group": 2, "full": 3}[given_settings["homogeneity"]]
+        assert padding == at_the_flush < given_settings["max_length"] * components
 
 
 @given(documents, settings)
 def test_positions_count_each_run_of_one_document_from_zero(
     docs: list[list[int]], given_settings: dict[str, Any]
 ) -> None:
+    given_settings = {**given_settings, "shuffle_strategy": None}  # else runs of a document that was cut may meet
     rows, _ = packed(docs, **given_settings)
     for row in rows:
         used = row["sequence_length"]
@@ -135,12 +154,111 @@ def test_each_sequence_names_the_samples_of_its_tokens_once_in_order(
         assert [s[2] for s in samples] == list(dict.fromkeys((token - 1) // 100 for token in tokens))
 
 
+@given(documents, settings)
+def test_no_sequence_holds_two_components_or_more_documents_than_allowed(
+    docs: list[list[int]], given_settings: dict[str, Any]
+) -> None:
+    component = {"none": lambda _: 0, "full": lambda d: d, "group": lambda d: d // 2}[given_settings["homogeneity"]]
+    for _, samples in plain(run(PackFlat(**given_settings).accumulator(KEY), [block_of(docs)])):
+        assert len({component(sample[0]) for sample in samples}) == 1
+        assert len(samples) <= (given_settings.get("max_sequences_per_bin") or len(docs))
+
+
+@given(documents, settings)
+def test_tokens_of_each_sample_are_counted_where_they_are_asked_for(
+    docs: list[list[int]], given_settings: dict[str, Any]
+) -> None:
+    pack = PackFlat(**given_settings)
+    pack.counts_tokens = True
+    out = run(pack.accumulator(KEY), [block_of(docs)])
+    counted = out.fields[SAMPLE_TOKENS].to_list() if len(out) else []
+    for (row, samples), tokens in zip(plain(out), counted, strict=True):
+        held = Counter((token - 1) // 100 for token in row["input_ids"][: row["sequence_length"]])
+        assert tokens.tolist() == [held[sample[2]] for sample in samples]
+
+
+def test_the_tokens_of_a_record_of_several_samples_count_for_them_in_equal_parts() -> None:
+    block = block_of([[1, 2, 3, 4, 5], [6, 7]])
+    made = Block(block.fields, np.array([(0, 0, 0), (1, 0, 1), (0, 0, 0)], np.int64), np.array([0, 2, 3]))
+    pack = PackFlat(8, algorithm="wrap")
+    pack.counts_tokens = True
+    out = run(pack.accumulator(KEY), [made])
+    assert (out.samples.tolist(), out.fields[SAMPLE_TOKENS].to_list()[0].tolist()) == ([[0, 0, 0], [1, 0, 1]], [5, 2])
+
+
+@given(documents, settings)
+def test_boundaries_for_training_increase_strictly_and_cover_every_token(
+    docs: list[list[int]], given_settings: dict[str, Any]
+) -> None:
+    out = run(PackFlat(**given_settings).accumulator(KEY), [block_of(docs)])
+    if len(out):
+        for labels in (False, True):
+            made = to_training(
+                canonical(out), output="numpy", return_cu_seqlens=True, return_labels=labels, flatten=True
+            )
+            bounds, width = made["cu_seqlens"], given_settings["max_length"] - labels
+            assert (bounds[0], bounds[-1]) == (0, len(out) * width)
+            assert width == 0 or (np.diff(bounds) > 0).all()
+            assert set(np.flatnonzero(made["positions"] == 0)) <= set(bounds.tolist())
+
+
+@given(documents, st.integers(1, 16), masks)
+def test_wrap_is_one_open_sequence_that_is_always_filled_up(
+    docs: list[list[int]], max_length: int, mask: str | None
+) -> None:
+    block, pack = with_masks(block_of(docs), mask), PackFlat(max_length, algorithm="wrap")
+    assert plain(run(Binning(pack, 0), [block])) == plain(run(pack.accumulator(KEY), [block]))
+
+
+def test_within_bin_changes_the_order_of_documents_in_a_sequence_and_nothing_else() -> None:
+    docs = [[100 * number + at + 1 for at in range(number % 5 + 1)] for number in range(200)]
+    kept, mixed = (
+        [samples for _, samples in plain(run(PackFlat(24, shuffle_strategy=how).accumulator(KEY), [block_of(docs)]))]
+        for how in (None, "within_bin")
+    )
+    assert [sorted(samples) for samples in kept] == [sorted(samples) for samples in mixed]
+    assert sum(a != b for a, b in zip(kept, mixed)) > len(kept) // 2
+
+
+def test_bins_changes_the_order_of_sequences_and_nothing_else() -> None:
+    docs = [[100 * number + at + 1 for at in range(number % 5 + 1)] for number in range(200)]
+    kept, mixed = (
+        plain(run(PackFlat(8, num_bins=16, shuffle_strategy=how).accumulator(KEY), [block_of(docs)]))
+        for how in (None, "bins")
+    )
+    for low in range(0, len(kept) - 16, 16):
+        assert kept[low : low + 16] != mixed[low : low + 16]
+        assert sorted(map(repr, kept[low : low + 16])) == sorted(map(repr, mixed[low : low + 16]))
+
+
+@pytest.mark.parametrize("strategy", ["within_bin", "bins"])
+@pytest.mark.parametrize("other", [KEY._replace(**{name: 7}) for name in KEY._fields])
+def test_every_part_of_the_windows_name_and_the_seed_change_a_drawn_order(other: WindowKey, strategy: str) -> None:
+    docs = [[100 * number + at + 1 for at in range(number % 5 + 1)] for number in range(100)]
+    pack, block = PackFlat(12, shuffle_strategy=strategy), block_of(docs)
+    here = plain(run(pack.accumulator(KEY), [block]))
+    assert plain(run(pack.accumulator(other), [block])) != here
+    seeded = PackFlat(12, shuffle_strategy=strategy, shuffle_seed=1)
+    assert plain(run(seeded.accumulator(KEY), [block])) != here
+
+
+def test_a_record_made_of_datasets_that_are_kept_apart_is_a_bad_one() -> None:
+    block = block_of([[1, 2], [3]])
+    made = Block(block.fields, np.array([(0, 0, 0), (1, 0, 1), (1, 0, 2)], np.int64), np.array([0, 2, 3]))
+    pack = PackFlat(8, homogeneity="full")
+    with pytest.raises(RecordError, match="homogeneity='full' keeps apart"):
+        run(pack.accumulator(KEY), [made])
+    faults = Faults("skip")
+    out = run(pack.accumulator(KEY), [made], faults)
+    assert (tokens_in([row for row, _ in plain(out)]), faults.skipped) == ([3], 1)
+
+
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_sample_that_comes_as_several_records_is_named_once_a_sequence(algorithm: str) -> None:
     block = block_of([[1, 2], [3], [4], [5, 6, 7], [8]])
-    block.samples[:, 2] = [0, 7, 0, 7, 0]
+    block.samples[:] = [(0, 0, row) for row in (0, 7, 0, 7, 0)]
     out = run(PackFlat(16, algorithm=algorithm).accumulator(KEY), [block.slice(0, 2), block.slice(2, 5)])
-    assert [samples for _, samples in plain(out)] == [[[0, 0, 0], [0, 0, 7]]]
+    assert [sorted(samples) for _, samples in plain(out)] == [[[0, 0, 0], [0, 0, 7]]]
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -149,19 +267,21 @@ def test_records_made_of_several_samples_keep_them_all(algorithm: str) -> None:
     samples = np.array([(0, 0, i) for i in range(5)], np.int64)
     made = Block(block.fields, samples, np.array([0, 2, 3, 5]))
     out = run(PackFlat(3, algorithm=algorithm, num_bins=1).accumulator(KEY), [made])
-    assert [[s[2] for s in names] for _, names in plain(out)] == [[0, 1, 2], [3, 4]]
+    held = {tuple(row["input_ids"][: row["sequence_length"]]): [s[2] for s in names] for row, names in plain(out)}
+    assert held in ({(1, 2, 3): [0, 1, 2], (4, 5): [3, 4]}, {(4, 5, 3): [3, 4, 2], (1, 2): [0, 1]})
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_loss_mask_follows_its_tokens(algorithm: str) -> None:
     block = block_of([[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]])
     block = block.with_fields({**block.fields, "loss_mask": Objects([[1, 0, 1], None, [0], [0, 0, 0.5, 1]])})
-    out = run(PackFlat(8, algorithm=algorithm).accumulator(KEY), [block])
+    out = run(PackFlat(10, algorithm=algorithm).accumulator(KEY), [block])
     found = {
         token: weight
         for row, _ in plain(out)
         for token, weight in zip(row["input_ids"][: row["sequence_length"]], row["loss_mask"])
     }
+    assert sum(row["sequence_length"] for row, _ in plain(out)) == len(found)
     assert found == {1: 1, 2: 0, 3: 1, 4: 1, 5: 1, 6: 0, 7: 0, 8: 0, 9: 0.5, 10: 1}
     assert all(sum(row["loss_mask"][row["sequence_length"] :]) == 0 for row, _ in plain(out))
 
@@ -241,21 +361,30 @@ def test_documents_below_the_minimum_are_dropped_and_counted() -> None:
 
 def test_a_bin_holds_no_more_documents_than_allowed() -> None:
     rows, _ = packed([[1], [2], [3], [4], [5]], max_length=8, algorithm="best_fit", max_sequences_per_bin=2)
+    assert len(rows) == 3
     assert [row["sequence_length"] for row in rows] == [2, 2, 1]
 
 
 @pytest.mark.parametrize("drop_oversized", [None, True])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("flush_strategy", ["fifo", "fullest"])
-def test_case_F10_packing_loses_nothing_or_counts_it(
-    algorithm: str, flush_strategy: str, drop_oversized: bool | None
-) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"algorithm": algorithm} for algorithm in ALGORITHMS),
+        *({"algorithm": algorithm, "flush_strategy": "fullest"} for algorithm in ALGORITHMS),
+        *({"algorithm": algorithm, "homogeneity": "full"} for algorithm in ALGORITHMS),
+        {"algorithm": "best_fit", "candidate_pool_size": 0},
+        {"algorithm": "first_fit", "candidate_pool_size": 16, "max_candidate_age": 8},
+        {"algorithm": "best_fit_wrap", "max_sequences_per_bin": 3},
+        {"algorithm": "wrap", "shuffle_strategy": "within_bin"},
+        {"algorithm": "best_fit", "shuffle_strategy": "bins"},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_case_F10_packing_loses_nothing_or_counts_it(settings: dict[str, Any], drop_oversized: bool | None) -> None:
     sizes = [number % 100 + 1 for number in range(1000)]
     sizes[500] = 10_000
     docs = [list(range(first, first + size)) for first, size in zip(np.cumsum([0, *sizes]).tolist(), sizes)]
-    rows, accumulator = packed(
-        docs, max_length=64, algorithm=algorithm, flush_strategy=flush_strategy, drop_oversized=drop_oversized
-    )
+    rows, accumulator = packed(docs, max_length=64, drop_oversized=drop_oversized, **settings)
     found, given_tokens = Counter(tokens_in(rows)), Counter(chain(*docs))
     assert not found - given_tokens
     missing = given_tokens - found
@@ -282,7 +411,6 @@ def test_positions_can_be_left_out_and_padding_has_its_own_token() -> None:
         ({"max_length": 0}, "max_length=0"),
         ({"max_length": 2.5}, "max_length=2.5"),
         ({"algorithm": "magic"}, "algorithm='magic'"),
-        ({"algorithm": "best_fit_wrap"}, "not available yet"),
         ({"num_bins": 0}, "num_bins=0"),
         ({"flush_strategy": "lifo"}, "flush_strategy"),
         ({"pad_token_id": -1}, "pad_token_id=-1"),
@@ -290,12 +418,27 @@ def test_positions_can_be_left_out_and_padding_has_its_own_token() -> None:
         ({"min_sequence_length": 0}, "min_sequence_length=0"),
         ({"max_sequences_per_bin": 0}, "max_sequences_per_bin=0"),
         ({"max_sequences_per_bin": 3, "algorithm": "wrap"}, "max_sequences_per_bin"),
-        ({"homogeneity": "full"}, "homogeneity.*not available yet"),
-        ({"groups": {"a": []}}, "groups.*not available yet"),
-        ({"shuffle_seed": 1}, "shuffle_seed.*not available yet"),
+        ({"homogeneity": "half"}, "homogeneity='half'"),
+        ({"homogeneity": "group"}, "needs groups"),
+        ({"homogeneity": "group", "groups": {"a": "web"}}, "groups: 'a'"),
+        ({"homogeneity": "group", "groups": {"a": ["web"], "b": ["web"]}}, "'web' is in two groups"),
+        ({"groups": ["web"]}, "groups"),
+        ({"shuffle_strategy": "riffle"}, "shuffle_strategy='riffle'"),
+        ({"shuffle_seed": 1.5}, "shuffle_seed=1.5"),
+        ({"candidate_pool_size": -1}, "candidate_pool_size=-1"),
+        ({"candidate_pool_size": 4, "algorithm": "wrap"}, "candidate_pool_size.*no bins"),
+        ({"max_candidate_age": True}, "max_candidate_age=True"),
         ({"tokens_field": ""}, "tokens_field"),
     ],
 )
 def test_case_E14_settings_that_make_no_sense_are_refused_by_name(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(SettingError, match=words):
         PackFlat(**{"max_length": 8, **settings})
+
+
+def test_case_K2_a_packer_that_drops_everything_at_length_one_says_what_it_dropped() -> None:
+    docs = [[number + 1] * 2 for number in range(10)]
+    for algorithm in ALGORITHMS:
+        rows, accumulator = packed(docs, max_length=1, algorithm=algorithm, drop_oversized=True)
+        assert rows == []
+        assert accumulator.counters == {"dropped_records": 10, "dropped_tokens": 20}

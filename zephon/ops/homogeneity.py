@@ -1,0 +1,143 @@
+"""Which documents may share a sequence: all, those of one group of datasets, or those of one dataset.
+
+Documents that may share one are of one *component*. Each component has open sequences of its own, so that no sequence
+ever holds two; what comes out is ordered as if they had been packed side by side, one document after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon.columns import Block, IntArray
+from zephon.errors import SettingError
+from zephon.ops.base import Faults, Named
+from zephon.ops.bins import NUMBER_BITS, Bins, Placement
+
+_BIN = 3  # of a placement's pieces
+HOMOGENEITIES = ("none", "group", "full")
+
+
+class DomainGroups:
+    """Datasets by group: `{"text": ["web", "books"], "code": ["github"]}`. A dataset belongs to one group at most; one
+    that is named nowhere is a group of its own.
+    """
+
+    def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
+        given: Any = groups
+        if not isinstance(given, Mapping):
+            raise SettingError(f"groups: must be a dict from a group's name to its datasets, not {given!r}")
+        found: dict[str, str] = {}
+        for group, datasets in given.items():
+            several = isinstance(datasets, (list, tuple, set, frozenset))
+            if not isinstance(group, str) or not several or not all(isinstance(name, str) for name in datasets):
+                raise SettingError(f"groups: {group!r}: {datasets!r} must be a name with a list of datasets' names")
+            for name in datasets:
+                if name in found and found[name] != group:
+                    raise SettingError(f"groups: dataset {name!r} is in two groups, {found[name]!r} and {group!r}")
+                found[name] = group
+        self.groups: dict[str, list[str]] = {
+            group: sorted(name for name, of in found.items() if of == group) for group in groups
+        }
+        self._group_of = found
+
+    def __repr__(self) -> str:
+        return f"DomainGroups({self.groups!r})"
+
+    def group_of(self, dataset: str) -> str | None:
+        """The group that names this dataset."""
+        return self._group_of.get(dataset)
+
+    def check(self, operator: str, datasets: Sequence[str]) -> None:
+        """Raises SettingError for a group with a dataset that the run does not have."""
+        unknown = sorted(set(self._group_of) - set(datasets))
+        if unknown:
+            raise SettingError(f"{operator}: groups: no dataset is called {unknown[0]!r}; there are {sorted(datasets)}")
+
+
+def components_of(
+    block: Block, records: IntArray, homogeneity: str, groups: DomainGroups | None, operator: str, faults: Faults
+) -> tuple[IntArray, IntArray]:
+    """`(which of the records may be packed, component of each of those)`, both int64.
+
+    A record that was itself made of samples of two components can be in no sequence, and is a bad one.
+    """
+    of = Block({}, block.samples, block.sample_offsets).take(records)
+    each = _component(of.samples[:, 0], homogeneity, groups, faults.datasets)
+    if of.sample_offsets is None or not len(records):
+        return np.arange(len(records)), each
+    starts, counts = of.sample_offsets[:-1], np.diff(of.sample_offsets)
+    first = each[starts]
+    mixed = np.zeros(len(records), np.bool_)
+    mixed[np.repeat(np.arange(len(records)), counts)[each != np.repeat(first, counts)]] = True
+    for record in records[mixed].tolist():
+        faults.bad(block.sample_of(record), operator, f"made of samples that homogeneity={homogeneity!r} keeps apart")
+    kept = np.flatnonzero(~mixed)
+    return kept, first[kept]
+
+
+def _component(datasets: IntArray, homogeneity: str, groups: DomainGroups | None, named: Sequence[Named]) -> IntArray:
+    """The component of each dataset number."""
+    if homogeneity != "group" or groups is None:
+        return datasets
+    names = list(groups.groups)
+    numbers, back = np.unique(datasets, return_inverse=True)
+    found = []
+    for number in numbers.tolist():
+        group = groups.group_of(named[number].name if number < len(named) else str(number))
+        found.append(number + len(names) if group is None else names.index(group))
+    return np.array(found, np.int64)[back]
+
+
+class ByComponent:
+    """Bins for each component. A bin's number here is `component << 40 | its number there`."""
+
+    def __init__(self, make: Callable[[], Bins]) -> None:
+        self._make = make
+        self._of: dict[int, Bins] = {}
+
+    def place(self, documents: IntArray, lengths: IntArray, components: IntArray) -> Placement:
+        """As `Bins.place`, with the component of each document."""
+        parts = []
+        for component in np.unique(components).tolist():
+            bins = self._of.get(component)
+            if bins is None:
+                bins = self._of[component] = self._make()
+            mine = np.flatnonzero(components == component)
+            parts.append(_numbered(bins.place(documents[mine].tolist(), lengths[mine].tolist()), component))
+        return _merged(parts)
+
+    def finish(self) -> Placement:
+        """As `Bins.finish`, one component after another."""
+        return _joined([_numbered(self._of[component].finish(), component) for component in sorted(self._of)])
+
+    @property
+    def open(self) -> list[int]:
+        """The open bins, component by component, oldest first."""
+        return [c << NUMBER_BITS | number for c in sorted(self._of) for number in self._of[c].open]
+
+
+def _numbered(made: Placement, component: int) -> Placement:
+    base = component << NUMBER_BITS
+    made.pieces[_BIN] |= base
+    return made._replace(closed=[base | number for number in made.closed])
+
+
+def _merged(parts: list[Placement]) -> Placement:
+    """Placements of several components, with the bins closed in the order of the documents that closed them."""
+    if len(parts) == 1:
+        return parts[0]
+    made = _joined(parts)
+    order = sorted(range(len(made.closed)), key=made.closed_at.__getitem__)
+    return made._replace(closed=[made.closed[i] for i in order], closed_at=[made.closed_at[i] for i in order])
+
+
+def _joined(parts: list[Placement]) -> Placement:
+    """Placements one after another."""
+    return Placement(
+        np.concatenate([np.empty((5, 0), np.int64), *(part.pieces for part in parts)], axis=1),
+        [number for part in parts for number in part.closed],
+        [document for part in parts for document in part.closed_at],
+    )
