@@ -165,13 +165,14 @@ class Builder:
 
     def pack_flat(self: B, max_length: int, *, parallelism: int | None = None, **settings: Any) -> B:
         """Token sequences into sequences of exactly `max_length`: `input_ids` and `positions`, int32 `[max_length]`,
-        and `sequence_length`. `zephon.ops.pack_flat.PackFlat` has the settings.
+        and `sequence_length`. Settings: `zephon.ops.packing_settings.Packer`, and `pad_token_id`, `emit_positions`.
+        Raises SettingError.
         """
         settings = known_settings("pack_flat", settings, PackFlat, Packer)
         for operator in self.operators:
             if isinstance(operator, Tokenize):
                 operator.add_attention_mask = False  # packing reads tokens only
-        return self._add(PackFlat(max_length, **{n: v for n, v in settings.items() if n in known}), parallelism)
+        return self._add(PackFlat(max_length, **settings), parallelism)
 
     def shuffle(
         self: B, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming", **ignored: Any

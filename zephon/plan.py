@@ -21,6 +21,8 @@ from zephon.frontiers import Checkpoint
 from zephon.lanes import window_at, window_start
 from zephon.ops.base import Operator, Stateful, Stateless
 from zephon.ops.map_batch import MapBatch
+from zephon.same_data import warn_of_same_data
+from zephon.schedules import MixtureSchedule, mixture_from
 from zephon.work import Curriculum, MixtureChange, StaticMixtureWorkSource
 
 WINDOW_SAMPLES = 16384
