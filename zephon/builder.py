@@ -21,6 +21,8 @@ from zephon.ops.map_transform import MapTransform
 from zephon.ops.pack_flat import PackFlat
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.tokenize import Tokenize
+from zephon.ops.pack_sequences import PackSequences
+from zephon.ops.packing_settings import Packer
 from zephon.ops.packing_settings import Packer
 from zephon.ops.tokenize_chat import TokenizeChat
 from zephon.options import Execution, Topology, apply_options
@@ -244,6 +246,13 @@ class Builder:
         if self._batched:
             raise SettingError(f"{name}() after batch(): batch comes last")
         return self
+
+    def pack_sequences(self: B, max_length: int, *, parallelism: int | None = None, **settings: Any) -> B:
+        """Records into sequences of at most `max_length`, each record kept whole: `packed_samples`, a list of payloads,
+        and `sequence_length`. Settings: `zephon.ops.packing_settings.Packer`, and `length_fn`. Raises SettingError.
+        """
+        settings = known_settings("pack_sequences", settings, PackSequences, Packer)
+        return self._add(PackSequences(max_length, **settings), parallelism)
 
     def _change(self) -> None:
         """Called before every change; whoever cannot be changed any more raises."""

@@ -1,0 +1,39 @@
+"""A number for each record from a user's function: its length, or its weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from zephon.columns import Block
+from zephon.ops.base import Faults, Operator
+from zephon.ops.interrupts import is_interrupt
+from zephon.ops.records import own_rows
+from zephon.randomness import Draws, drawing
+
+
+def numbers_of(
+    fn: Callable[[dict[str, Any]], Any], block: Block, operator: Operator, faults: Faults, wanted: str, kinds: type
+) -> list[Any]:
+    """`fn(payload)` of each record: a finite number of `kinds` from 0 on, or None for a record that is bad because it
+    is none, or because the function raised. `wanted` says in words what was expected.
+    """
+    numbers: list[Any] = []
+    with drawing(Draws(operator, faults.scope, block)) as draws:
+        for record, payload in enumerate(own_rows(block)):
+            draws.turn_to(record)
+            try:
+                found = fn(payload)
+                number = found.item() if isinstance(found, np.generic) else found
+                fits = isinstance(number, (int, kinds)) and not isinstance(number, bool) and 0 <= number < 2**62
+                cause: str | BaseException = "" if fits else f"the function returned {found!r:.80}, expected {wanted}"
+            except BaseException as error:
+                if is_interrupt(error):
+                    raise
+                number, cause = None, error
+            if cause:
+                faults.bad(block.sample_of(record), operator.name, cause)
+            numbers.append(None if cause else number)
+    return numbers
