@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "Dataset": "zephon.datasets",
     "InMemoryShard": "zephon.datasets",
+    "MixtureSchedule": "zephon.work",
     "MixtureSpec": "zephon.work",
     "StaticMixtureWorkSource": "zephon.work",
     "Pipeline": "zephon.pipeline",

@@ -40,12 +40,16 @@ class LaneRun:
     def reach(self, records: int) -> None:
         """Produce until the lane has come to that many records, or ends."""
         while self.produced < records and not self.producer.ended:
-            while len(self._in_work) < self._pool.ahead and (task := self.producer.next_task()) is not None:
-                self._in_work.append((task[0], self._pool.submit(task[1])))
-            number, future = self._in_work[0]
-            outcome = future.result()
-            self._in_work.popleft()
-            self.producer.accept(number, outcome)
+            self.step()
+
+    def step(self) -> None:
+        """Produce what one task gives. Not to be called at the lane's end."""
+        while len(self._in_work) < self._pool.ahead and (task := self.producer.next_task()) is not None:
+            self._in_work.append((task[0], self._pool.submit(task[1])))
+        number, future = self._in_work[0]
+        outcome = future.result()
+        self._in_work.popleft()
+        self.producer.accept(number, outcome)
 
     def drop(self) -> None:
         """Give up what is in work."""
@@ -191,11 +195,20 @@ class EmbeddedRun:
         most, size, drop_last = self.turns.most, self.plan.microbatch_size, self.plan.settings.drop_last
         if self._totals is not None:
             return round_number <= released_rounds(self._totals, self._totals, most, size, drop_last)[0]
+        self._look_for_records()
         for run in self._runs.values():
             run.reach(most + round_number * size)
         produced = {lane: run.produced for lane, run in self._runs.items()}
         ended = [lane for lane, run in self._runs.items() if run.producer.ended]
         return round_number <= released_rounds(produced, ended, most, size, drop_last)[0]
+
+    def _look_for_records(self) -> None:
+        """Until a lane has a record go on with all of them side by side, so that none is searched in vain alone."""
+        lanes = [run for run in self._runs.values() if not run.producer.ended]
+        while lanes and not any(run.produced for run in self._runs.values()):
+            for run in lanes:
+                run.step()
+            lanes = [run for run in lanes if not run.producer.ended]
 
     def at_end(self) -> bool:
         """Whether the epoch has no further batch. An error on the way to it is left to whoever asks for that batch."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +64,12 @@ class Plan:
     mixture_changes: tuple[MixtureChange, ...] = ()
     changed_at: int | None = None
     """The sample of every lane at which the mixture changes, where this very resolution changed it."""
+    estimates: Mapping[str, float] | None = None
+    """Mean tokens a sample by dataset name, where weights mean tokens."""
     source_changed: bool = False
     """Whether this very resolution accepted another work source or other datasets than the checkpoint's."""
+    derived: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Facts that others in this process have worked out from the plan, by what they are and the epoch."""
     _curricula: dict[int, Curriculum] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
@@ -129,7 +133,9 @@ class Plan:
         if known is None:
             if len(self._curricula) >= CURRICULA_KEPT:
                 self._curricula.clear()
-            known = self.source.curriculum(self.seed, epoch, self.lanes, self.chunk_size, self.mixture_changes)
+            known = self.source.curriculum(
+                self.seed, epoch, self.lanes, self.chunk_size, self.mixture_changes, self.estimates
+            )
             self._curricula[epoch] = known
         return known
 
@@ -172,6 +178,9 @@ def resolve(
     for dataset in source.datasets:
         if dataset.total == 0:
             raise DatasetError(f"dataset {dataset.name!r} has no rows: {dataset.location}")
+    warn_of_same_data(source.datasets)
+    for operator in operators:
+        operator.check([dataset.name for dataset in source.datasets])
     saved = checkpoint.identity if checkpoint else {}
     seed = int(saved.get("seed", source.seed))
     if seed != source.seed:
@@ -185,9 +194,6 @@ def resolve(
             stacklevel=2,
         )
     chunk_size = 0 if isinstance(source, CustomSource) else _chunk_size(source, lanes, saved)
-    warn_of_same_data(source.datasets)
-    for operator in operators:
-        operator.check([dataset.name for dataset in source.datasets])
     stateful = any(isinstance(op, Stateful) for op in operators)
     flush_every = settings.flush_every_k_chunks
     if flush_every == 0 and stateful:
@@ -199,6 +205,9 @@ def resolve(
     identity = _identity(source, operators, seed, lanes, chunk_size, int(flush_every))
     if any(isinstance(op, MapBatch) for op in operators):
         identity["microbatch_size"] = settings.microbatch_size
+    estimates = None
+    if isinstance(source, StaticMixtureWorkSource) and source.token_estimation is not None:
+        estimates = identity["token_estimates"] = _estimates(source, operators, settings, seed, saved)
     changed_at, source_changed = None, False
     changes = [MixtureChange(*change) for change in saved.get("mixture_changes", ())]
     if checkpoint:
@@ -220,6 +229,7 @@ def resolve(
         identity,
         tuple(changes),
         changed_at,
+        estimates=estimates,
         source_changed=source_changed,
     )
 
@@ -227,6 +237,22 @@ def resolve(
 def _chunk_size(source: StaticMixtureWorkSource, lanes: int, saved: dict[str, Any]) -> int:
     given = source.chunk_size if source.chunk_size != "auto" else saved.get("chunk_size")
     return int(given or source.auto_chunk_size(lanes))
+
+
+def _estimates(
+    source: StaticMixtureWorkSource,
+    operators: tuple[Operator, ...],
+    settings: DataSettings,
+    seed: int,
+    saved: Mapping[str, Any],
+) -> dict[str, float]:
+    """Tokens a sample of each dataset: the checkpoint's, and measured for datasets that it does not know."""
+    known = {name: float(mean) for name, mean in saved.get("token_estimates", {}).items()}
+    drawn = set(source.drawn())
+    new = [dataset for dataset in source.datasets if dataset.name in drawn and dataset.name not in known]
+    if new and source.token_estimation is not None:
+        known |= source.token_estimation.estimates(new, operators, seed, settings.on_error)
+    return known
 
 
 def _mixture_change(
@@ -241,7 +267,13 @@ def _mixture_change(
     before = checkpoint.identity["mixture"]
     if before is None:
         before = {entry["name"]: entry["rows"] for entry in checkpoint.identity["datasets"]}
-    unknown = sorted(set(before) - {dataset.name for dataset in source.datasets})
+    old = mixture_from(before)
+    unknown = sorted((set() if old is None else old.names) - {dataset.name for dataset in source.datasets})
+    if isinstance(source.mixture, MixtureSchedule) and source.mixture.by_fractions:
+        raise CheckpointMismatch(
+            "the mixture cannot change to a schedule by fractions inside an epoch, whose length would change with it: "
+            "write the schedule's positions as whole numbers of samples"
+        )
     if unknown:
         raise CheckpointMismatch(f"the mixture cannot change: the recipe lacks datasets {unknown} of the checkpoint")
     first_new = 0

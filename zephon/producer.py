@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from zephon.barren import BARREN_PASSES, barren
 from zephon.batching import LaneStream
 from zephon.columns import Block
 from zephon.errors import CheckpointError, CheckpointMismatch, RunFailed
@@ -17,12 +18,8 @@ from zephon.frontiers import Announcement, Frontier, frontier_at
 from zephon.lane_windows import Window, lane_windows
 from zephon.ops.base import Faults, Scope, WindowKey, add_counts
 from zephon.plan import Plan
+from zephon.token_counts import DrawnCounts
 from zephon.windows import TASK_SAMPLES, Chain, Outcome, Task, tasks_of
-
-BARREN_PASSES = 20
-"""An endless lane that had no record from as many samples as so many passes have is an error: even if one row of all
-came through, it would have met it, but for odds of one in 10^8.
-"""
 
 
 class LaneProducer:
@@ -34,12 +31,15 @@ class LaneProducer:
         self.stream = LaneStream(start.records, start.offset, plan.empty)
         self.skipped = start.skipped
         self.samples = 0
-        self.counters: dict[str, int] = {}
+        self.drawn = DrawnCounts(len(plan.source.datasets))
         self.reports: list[str] = []
         self._task_samples = task_samples
+        self._counters: dict[str, int] = {}
         self._made = start.announcement.records  # the lane's records so far, replayed ones included
         self._fruitful = self._made  # what it was when the lane last had records
         self._barren = 0  # samples of whole windows since then
+        self._held = 0  # records that went into this window's chain while the lane has none
+        self._ends: deque[int] = deque()  # the lane's number of the sample after each task that is not pushed yet
         self._ahead = lane_windows(plan, epoch, lane, start.announcement)
         self._to_hand_out: deque[Task] = deque()
         self._handed_out = 0
@@ -51,11 +51,21 @@ class LaneProducer:
         self._plan_window()
         if not self._windows:
             self._check_end()
+            if not self._made:
+                barren(plan, epoch).note(lane, 0, True, self.skipped)
 
     @property
     def ended(self) -> bool:
         """Whether every record of the lane has been produced."""
         return not self._windows
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What operators dropped and padded so far, by name."""
+        total = dict(self._counters)
+        if self._chain is not None:
+            add_counts(total, self._chain.counters())
+        return total
 
     @property
     def outstanding(self) -> int:
@@ -102,7 +112,7 @@ class LaneProducer:
             for operator in self.plan.on_batches:
                 block = operator.apply(block, self.lane, first, self.plan.dataset_names, faults)
             self.reports += faults.reports
-            self.counters["failed_batches"] = self.counters.get("failed_batches", 0) + faults.skipped
+            add_counts(self._counters, {"failed_batches": faults.skipped})
         return block
 
     def frontier(self, records: int) -> Frontier:
@@ -116,6 +126,7 @@ class LaneProducer:
         if window is not None:
             tasks = list(tasks_of(window, self.epoch, self.lane, self._task_samples))
             self._to_hand_out.extend(tasks)
+            self._ends.extend(task.high for task in tasks)
             self._windows.append((window, self._handed_out + len(self._to_hand_out)))
 
     def _push(self, outcome: Outcome) -> None:
@@ -129,12 +140,17 @@ class LaneProducer:
             self._chain = Chain(self.plan.back, WindowKey(self.plan.seed, self.epoch, self.lane, window.chunk))
         self.skipped += outcome.skipped
         self.reports += outcome.reports
-        add_counts(self.counters, outcome.counters)
+        add_counts(self._counters, outcome.counters)
         self.samples += len(outcome.block)
+        self.drawn.add(outcome.block)
+        tried = self._ends.popleft()
         self._append(self._chain.push(outcome.block, self._faults))
         self._pushed += 1
-        if self._pushed == ends_at:
+        ends = self._pushed == ends_at
+        if ends:
             self._append(self._chain.flush(self._faults))
+        self._look_for_records(tried, len(outcome.block), ends)
+        if ends:
             self._end_window()
 
     def _append(self, blocks: list[Block]) -> None:
@@ -144,8 +160,8 @@ class LaneProducer:
 
     def _end_window(self) -> None:
         assert self._chain is not None
-        add_counts(self.counters, self._chain.counters())
-        add_counts(self.counters, self._faults.counters)
+        add_counts(self._counters, self._chain.counters())
+        add_counts(self._counters, self._faults.counters)
         self._chain = None
         self.skipped += self._faults.skipped
         self.reports += self._faults.reports
@@ -159,6 +175,18 @@ class LaneProducer:
             self.announcements.append(Announcement(begins.chunk, self._made, self.skipped, begins.source))
         else:
             self._check_end()
+
+    def _look_for_records(self, tried: int, came: int, ends_window: bool) -> None:
+        """Say that the lane's samples up to `tried` gave no record, once none of them is held any more."""
+        if self._made:
+            if not self._fruitful:
+                barren(self.plan, self.epoch).fruitful = True
+            return
+        assert self._chain is not None
+        self._held = 0 if ends_window else self._held + came
+        if self._held <= self._chain.counters().get("dropped_records", 0):
+            ended = ends_window and self.exhausted and len(self._windows) == 1
+            barren(self.plan, self.epoch).note(self.lane, tried, ended, self.skipped + self._faults.skipped)
 
     def _fresh_faults(self) -> Faults:
         plan = self.plan

@@ -161,6 +161,7 @@ def _run(run: Mapping[str, Any]) -> list[str]:
     lines = [f"{run.get('pipeline', 'pipeline')}: epoch {epoch}, {rounds}, {len(lanes)} lanes{speed}"]
     if run.get("mixture"):
         lines.append(f"  mixture: {json.dumps(run['mixture'])}")
+    lines += _drawn(run.get("drawn") or {})
     if lanes:
         lines.append("  lane  delivered   produced    samples  skipped  in work  slots free  waits for")
     lines += [
@@ -173,11 +174,25 @@ def _run(run: Mapping[str, Any]) -> list[str]:
     for lane in lanes:
         counters.update(lane.get("counters") or {})
     if counters:
-        lines.append("  " + ", ".join(f"{name} {count}" for name, count in sorted(counters.items())))
+        lines.append("  operators: " + ", ".join(f"{name} {count}" for name, count in sorted(counters.items())))
     if run.get("failed"):
         lines.append(f"  failed: {run['failed']}")
     elif lanes:
         lines.append(f"  limit: {limit(lane.get('waits_for') for lane in lanes)}")
+    return lines
+
+
+def _drawn(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What each dataset's share of samples and of tokens is so far."""
+    samples, tokens = (sum(each.get(kind, 0) for each in counts.values()) for kind in ("samples", "tokens"))
+    if not samples:
+        return []
+    lines = []
+    for name, each in counts.items():
+        line = f"  drawn from {name}: {each.get('samples', 0)} samples ({each.get('samples', 0) / samples:.1%})"
+        if tokens:
+            line += f", {each.get('tokens', 0)} tokens ({each.get('tokens', 0) / tokens:.1%})"
+        lines.append(line)
     return lines
 
 

@@ -8,6 +8,7 @@ from zephon_daemon.run import Run
 
 LANES_REPORTED = 128
 """Lanes of all runs in one report, which has to fit a message."""
+DATASETS_REPORTED = 256
 
 
 def bounded(report: dict[str, Any]) -> dict[str, Any]:
@@ -17,6 +18,21 @@ def bounded(report: dict[str, Any]) -> dict[str, Any]:
         run["lanes_left_out"] = max(0, len(run["lanes"]) - share)
         run["lanes"] = run["lanes"][:share]
     return report
+
+
+def drawn(run: Run) -> dict[str, dict[str, int]]:
+    """Samples and tokens of each dataset that this engine has put through, in the epochs that the lanes are in.
+
+    As they come out of reading and the leading stateless operators, before packing; replayed ones included.
+    """
+    counts = [lane.producer.drawn for lane in run.lanes.values()]
+    return {
+        name: {
+            "samples": sum(int(each.samples[number]) for each in counts),
+            "tokens": sum(int(each.tokens[number]) for each in counts),
+        }
+        for number, name in enumerate(run.plan.dataset_names[:DATASETS_REPORTED])
+    }
 
 
 def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dict[str, Any]:
@@ -35,7 +51,7 @@ def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dic
             "ring_free": lane.ring.free if lane.ring is not None else 0,
             "ring_slots": lane.ring.generation.slots if lane.ring is not None else 0,
             "waits_for": run.waits_for(lane.number),
-            "counters": dict(lane.producer.counters),
+            "counters": lane.producer.counters,
         }
         for lane in run.lanes.values()
     ]
@@ -49,6 +65,7 @@ def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dic
         "rounds_of_epoch": of_epoch,
         "lanes": lanes,
         "mixture": run.plan.identity["mixture"],
+        "drawn": drawn(run),
         "readers": readers,
         "rings_bytes": rings_bytes,
         "failed": failed,

@@ -37,6 +37,17 @@ def test_lanes_counters_errors_and_failures_are_shown() -> None:
     assert "memory: 4 MiB (daemon 1 MiB, workers 3 MiB)" in shown
 
 
+def test_both_shares_of_each_dataset_are_shown() -> None:
+    drawn = {"a": {"samples": 900, "tokens": 36_000}, "b": {"samples": 100, "tokens": 40_000}}
+    shown = text({"engine": {"runs": [{"pipeline": "p", "lanes": [LANE], "drawn": drawn}]}})
+    assert "drawn from a: 900 samples (90.0%), 36000 tokens (47.4%)" in shown
+    assert "drawn from b: 100 samples (10.0%), 40000 tokens (52.6%)" in shown
+    without = {name: {**each, "tokens": 0} for name, each in drawn.items()}
+    shown = text({"engine": {"runs": [{"pipeline": "p", "lanes": [LANE], "drawn": without}]}})
+    assert "900 samples (90.0%)\n" in shown
+    assert "tokens (" not in shown
+
+
 def test_rates_are_of_the_time_between_two_reports() -> None:
     rates = Rates()
     first, second = ({"runs": [{"pipeline": "p", "lanes": [{"delivered": n}]}]} for n in (100, 160))
