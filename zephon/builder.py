@@ -6,28 +6,30 @@ A step is checked when it is added, where the author's line is known; nothing of
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from zephon.arguments import drop_ignored, known_settings
 from zephon.custom_source import CustomSource, WorkSource
 from zephon.errors import SettingError
-from zephon.ops.base import Operator
+from zephon.ops.authoring import Accumulator, BaseOp, OpTraits
+from zephon.ops.base import Operator, Stateful
+from zephon.ops.custom import FunctionOp, custom
 from zephon.ops.decode_text import DecodeText
 from zephon.ops.expand_chat import ExpandChat
 from zephon.ops.map_batch import MapBatch
 from zephon.ops.map_transform import MapTransform
 from zephon.ops.pack_flat import PackFlat
-from zephon.ops.shuffle import Shuffle
-from zephon.ops.tokenize import Tokenize
 from zephon.ops.pack_sequences import PackSequences
 from zephon.ops.packing_settings import Packer
-from zephon.ops.packing_settings import Packer
+from zephon.ops.shuffle import Shuffle
+from zephon.ops.stateful_transform import StatefulTransform
+from zephon.ops.tokenize import Tokenize
 from zephon.ops.tokenize_chat import TokenizeChat
 from zephon.options import Execution, Topology, apply_options
 from zephon.plan import DataSettings
-from zephon.types import SampleBatch
+from zephon.types import SampleBatch, SampleRecord
 from zephon.work import StaticMixtureWorkSource
 
 B = TypeVar("B", bound="Builder")
@@ -77,6 +79,75 @@ class Builder:
         drop_ignored("map_transform", ignored, ("fn", "drop_none", "parallelism"))
         return self._add(MapTransform(fn, drop_none=drop_none), parallelism)
 
+    def stateful_transform(
+        self: B,
+        name: str,
+        *,
+        init_state: Any,
+        push: Callable[[Any, list[SampleRecord]], tuple[Any, list[SampleRecord]]],
+        flush: Callable[[Any], list[SampleRecord]] | None = None,
+        should_flush: Callable[[Any], bool] | None = None,
+        transform: Callable[[list[SampleRecord]], list[SampleRecord]] | None = None,
+        parallelism: int = 1,
+        preserves_cursor_order: bool = True,
+        **ignored: Any,
+    ) -> B:
+        """Functions with a state, one for each window of each lane.
+
+        `push(state, records) -> (state, records)` takes every 64 records of the window; `flush(state) -> records` gives
+        the rest at its end, and after any push of which `should_flush(state)` says so; `transform(records) -> records`
+        works on what comes out. `init_state` is a function that makes a state, or a value to copy. See
+        `zephon.ops.stateful_transform`. Raises SettingError.
+        """
+        drop_ignored("stateful_transform", ignored, (*StatefulTransform.__init__.__annotations__, "parallelism"))
+        return self._add(
+            StatefulTransform(
+                name,
+                init_state=init_state,
+                push=push,
+                flush=flush,
+                should_flush=should_flush,
+                transform=transform,
+                preserves_cursor_order=preserves_cursor_order,
+            ),
+            parallelism,
+        )
+
+    def add_op(
+        self: B,
+        op: BaseOp | str,
+        *,
+        process_many: Callable[[list[SampleRecord]], list[SampleRecord]] | None = None,
+        process_one: Callable[[SampleRecord], list[SampleRecord]] | None = None,
+        preserves_cursor_order: bool = True,
+        accumulator: Accumulator | Callable[[], Accumulator] | None = None,
+        parallelism: int = 1,
+        batch_shape_sensitive: bool = False,
+        requires_serial_state: bool = False,
+        setup: Callable[[Any], None] | None = None,
+        teardown: Callable[[], None] | None = None,
+        validation_samples: Callable[[], Sequence[SampleRecord]] | None = None,
+        **ignored: Any,
+    ) -> B:
+        """A custom operator: an instance of a `zephon.ops.BaseOp`, or a name with functions.
+
+        `process_many(records) -> records` works on groups whose borders the lane's records alone decide (at most 64, or
+        what the accumulator gives); `process_one(record) -> records` on each alone. Without an accumulator it runs on
+        workers, as long as no operator before it holds records. `zephon.ops.OpTraits` has the other settings. Raises
+        SettingError.
+        """
+        functions = {
+            "process_many": process_many, "process_one": process_one, "accumulator": accumulator, "setup": setup,
+            "teardown": teardown, "validation_samples": validation_samples,
+        }  # fmt: skip
+        drop_ignored("add_op", ignored, Builder.add_op.__annotations__)
+        if isinstance(op, str):
+            traits = OpTraits(preserves_cursor_order, parallelism, batch_shape_sensitive, requires_serial_state)
+            op = FunctionOp(op, traits=traits, **functions)  # type: ignore[arg-type]
+        elif given := [name for name, function in functions.items() if function is not None]:
+            raise SettingError(f"add_op: {given[0]} belongs to add_op(name, ...); an operator has methods of its own")
+        return self._add(custom(op, behind=any(isinstance(other, Stateful) for other in self.operators)))
+
     def tokenize(
         self: B,
         tokenizer: Any = None,
@@ -101,7 +172,7 @@ class Builder:
         `encode`. `special_tokens`, `max_length` and the other settings: `zephon.ops.tokenize.Tokenize`. Raises
         SettingError, or TokenizerError where the tokenizer cannot be read or does not tell its end token.
         """
-        drop_ignored("tokenize", ignored, Tokenize.__init__.__annotations__)
+        drop_ignored("tokenize", ignored, (*Tokenize.__init__.__annotations__, "parallelism"))
         return self._add(
             Tokenize(
                 tokenizer,
@@ -143,7 +214,7 @@ class Builder:
         the tokenizer's own. The settings: `zephon.ops.tokenize_chat.TokenizeChat`. Raises SettingError, or
         TokenizerError where the tokenizer cannot be read.
         """
-        drop_ignored("tokenize_chat", ignored, TokenizeChat.__init__.__annotations__)
+        drop_ignored("tokenize_chat", ignored, (*TokenizeChat.__init__.__annotations__, "parallelism"))
         return self._add(
             TokenizeChat(
                 tokenizer,
@@ -175,6 +246,13 @@ class Builder:
             if isinstance(operator, Tokenize):
                 operator.add_attention_mask = False  # packing reads tokens only
         return self._add(PackFlat(max_length, **settings), parallelism)
+
+    def pack_sequences(self: B, max_length: int, *, parallelism: int | None = None, **settings: Any) -> B:
+        """Records into sequences of at most `max_length`, each record kept whole: `packed_samples`, a list of payloads,
+        and `sequence_length`. Settings: `zephon.ops.packing_settings.Packer`, and `length_fn`. Raises SettingError.
+        """
+        settings = known_settings("pack_sequences", settings, PackSequences, Packer)
+        return self._add(PackSequences(max_length, **settings), parallelism)
 
     def shuffle(
         self: B, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming", **ignored: Any
@@ -247,13 +325,6 @@ class Builder:
             raise SettingError(f"{name}() after batch(): batch comes last")
         return self
 
-    def pack_sequences(self: B, max_length: int, *, parallelism: int | None = None, **settings: Any) -> B:
-        """Records into sequences of at most `max_length`, each record kept whole: `packed_samples`, a list of payloads,
-        and `sequence_length`. Settings: `zephon.ops.packing_settings.Packer`, and `length_fn`. Raises SettingError.
-        """
-        settings = known_settings("pack_sequences", settings, PackSequences, Packer)
-        return self._add(PackSequences(max_length, **settings), parallelism)
-
     def _change(self) -> None:
         """Called before every change; whoever cannot be changed any more raises."""
 
@@ -261,6 +332,7 @@ class Builder:
 def _check_hint(name: str, parallelism: int | None) -> None:
     if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
         raise SettingError(f"{name}: parallelism={parallelism!r}: must be None or a whole number from 1")
+
 
 def _adopted(work_source: Any) -> StaticMixtureWorkSource | CustomSource:
     """A recipe's work source as a plan holds it."""

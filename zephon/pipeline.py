@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from zephon.builder import Builder
 from zephon.custom_source import WorkSource
 from zephon.embedded import EmbeddedRun, EpochBatches
-from zephon.errors import RunFailed, SettingError
+from zephon.errors import RecipeError, RunFailed, SettingError
 from zephon.explain import explain
 from zephon.frontiers import Checkpoint, complete_checkpoint
 from zephon.lanes import check_step, check_topology, owned_lanes
 from zephon.plan import Plan, resolve
 from zephon.runners import Pool, make_pool
 from zephon.types import SampleBatch
+from zephon.validation import ValidationReport, validate_operators
 from zephon.windows import Front
 from zephon.work import StaticMixtureWorkSource
 
@@ -81,6 +82,8 @@ class Pipeline(Builder):
         """End the run and all that it started."""
         if self._run is not None:
             self._run.pool.close()
+            for operator in self._run.plan.back:
+                operator.teardown()
             self._run = None
 
     def to_torch_dataset(self, stateful: bool = True) -> TorchDataset:
@@ -103,6 +106,21 @@ class Pipeline(Builder):
         """The resolved plan as text: stages, lanes, and what each group gets."""
         groups = dp_degree or self.topology.dp_degree
         return explain(self.plan(dp_degree=groups), self.execution, groups, self.topology.mapping_strategy)
+
+    def validate(self, strict: bool = False) -> ValidationReport:
+        """Check the operators that run functions of yours, on a few records of the data: the same input twice gives the
+        same output, nothing depends on earlier calls or on other records, no random numbers but the run's own, a flush
+        leaves nothing, and all of it can be sent to workers.
+
+        Print the report. With `strict` a finding raises RecipeError.
+        """
+        report = validate_operators(self.plan())
+        if self._run is None:
+            for operator in self.operators:
+                operator.teardown()
+        if strict and not report.ok:
+            raise RecipeError(str(report))
+        return report
 
     def run(self, plan: Plan, *, dp_degree: int, group: int, checkpoint: Checkpoint | None = None) -> EmbeddedRun:
         """An embedded run of one group under a resolved plan."""
@@ -135,7 +153,10 @@ class Pipeline(Builder):
 
     def _start(self, checkpoint: Checkpoint | None, allow_changed: Collection[str]) -> EmbeddedRun:
         plan, where = self.plan(checkpoint=checkpoint, allow_changed=allow_changed), self.topology
-        return self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=checkpoint)
+        run = self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=checkpoint)
+        for text in run.pool.check(plan):
+            warnings.warn(text, stacklevel=4)
+        return run
 
     def _change(self) -> None:
         if self._run is not None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 DEFAULT = "pipeline"
 """The pipeline that is meant where none is named."""
 
+_MODULES = "zephon_recipe_"
 _numbers = count(1)
 
 
@@ -74,6 +75,16 @@ class Recipe:
         return value
 
 
+def recipe_modules() -> list[ModuleType]:
+    """The modules as which recipes were executed in this process. No other process can import them."""
+    return [module for name, module in list(sys.modules.items()) if name.startswith(_MODULES)]
+
+
+def recipe_folders() -> list[str]:
+    """The folders of those recipes: modules that they import lie there."""
+    return list(dict.fromkeys(os.path.dirname(module.__file__ or ".") for module in recipe_modules()))
+
+
 def split_name(recipe: str) -> tuple[str, str]:
     """`path` and the pipeline's name of `path` or `path:name`. A file whose own name has a colon wins."""
     path, colon, name = recipe.rpartition(":")
@@ -93,7 +104,7 @@ def load_recipe(recipe: str) -> Recipe:
             source = file.read()
     except OSError as error:
         raise RecipeError(f"{given}: cannot read the recipe: {error.strerror}") from error
-    name = f"zephon_recipe_{sha256(os.fsencode(path)).hexdigest()[:12]}_{next(_numbers)}"
+    name = f"{_MODULES}{sha256(os.fsencode(path)).hexdigest()[:12]}_{next(_numbers)}"
     module = ModuleType(name)
     module.__file__ = path
     sys.modules[name] = module  # pickle and inspect look functions up by their module's name

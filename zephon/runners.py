@@ -12,6 +12,8 @@ from importlib.metadata import entry_points
 from typing import Protocol
 
 from zephon.errors import SettingError
+from zephon.plan import Plan
+from zephon.validation import warnings_at_start
 from zephon.windows import Front, Outcome, Task
 
 RUNNERS = ("auto", "process", "threads", "inline")
@@ -24,6 +26,9 @@ class Pool(Protocol):
     """How many tasks to have in work at once."""
 
     def submit(self, task: Task) -> Future[Outcome]: ...
+
+    def check(self, plan: Plan) -> list[str]:
+        """What to warn of before a run: the check of operators that run a user's code, where the pool runs them."""
 
     def close(self) -> None:
         """End whatever it started."""
@@ -46,8 +51,11 @@ class InlinePool:
             future.set_exception(error)
         return future
 
+    def check(self, plan: Plan) -> list[str]:
+        return warnings_at_start(plan, lambda operator: True)
+
     def close(self) -> None:
-        pass
+        self._front.teardown()
 
 
 class ThreadPool:
@@ -61,8 +69,12 @@ class ThreadPool:
     def submit(self, task: Task) -> Future[Outcome]:
         return self._threads.submit(self._front.run, task)
 
+    def check(self, plan: Plan) -> list[str]:
+        return warnings_at_start(plan, lambda operator: True)
+
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
+        self._front.teardown()
 
 
 def make_pool(name: str, front: Front, workers: int) -> Pool:

@@ -29,6 +29,9 @@ class SampleMeta:
     lineage: tuple[int, ...] = ()
     """Which child of which child of the sample this is; empty for the sample itself."""
     tags: dict[str, Any] = field(default_factory=dict)
+    """Marks of the user's own. They stay with the record up to the next custom operator and beyond."""
+    _origin: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False, compare=False)
+    """All samples that the record was made from, as the run numbers them. None: the meta is of no run's record."""
 
 
 @dataclass

@@ -139,7 +139,7 @@ def verify(
     count = len({step for step, _ in expected})
     if not count:
         raise SettingError("verify: the run has no full step to compare; use fewer lanes or a smaller microbatch_size")
-    if any(operator.name == "map_transform" for operator in plan.operators):
+    if any(operator.users_code for operator in plan.operators):
         time.sleep(COARSE_CLOCK_S)
     legs = []
     for number, groups in enumerate(possible):

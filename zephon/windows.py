@@ -19,6 +19,7 @@ from zephon.columns import Block, IntArray
 from zephon.datasets.fetch import read
 from zephon.lane_windows import Window, window_of
 from zephon.ops.base import Accumulator, Faults, Operator, Scope, Stateful, Stateless, WindowKey, add_counts
+from zephon.ops.records import sendable
 from zephon.plan import Plan
 from zephon.pointers import packed, unpacked
 
@@ -57,8 +58,14 @@ def samples_a_task(chunk_size: int) -> int:
     return -(-chunk_size // round(chunk_size / TASK_SAMPLES))
 
 
-def tasks_of(window: Window, epoch: int, lane: int, samples: int = TASK_SAMPLES) -> Iterator[Task]:
-    """The window's samples in pieces of at most `samples`, cut at its multiples, which are the same in every lane."""
+def tasks_of(
+    window: Window, epoch: int, lane: int, samples: int = TASK_SAMPLES, grain: int = 1
+) -> Iterator[Task]:
+    """The window's samples in pieces of at most `samples`, cut at its multiples, which are the same in every lane.
+
+    `samples` counts as the next multiple of the plan's `grain`.
+    """
+    samples = -(-samples // grain) * grain
     low = window.low
     while low < window.high:
         high = min((low // samples + 1) * samples, window.high)
@@ -80,10 +87,15 @@ class Front:
     def __init__(self, plan: Plan) -> None:
         self.plan = replace(plan)  # with no curriculum kept, so that equal plans pickle to equal bytes
         self.operators, self.fields = plan.front, plan.fields
+        self._last = next((op.name for op in reversed(self.operators) if op.users_code), None)
 
     def setup(self) -> None:
         for operator in self.operators:
             operator.setup()
+
+    def teardown(self) -> None:
+        for operator in self.operators:
+            operator.teardown()
 
     def run(self, task: Task) -> Outcome:
         """The records that a task's samples become. Raises `RecordError` unless bad records are to be skipped."""
@@ -91,7 +103,7 @@ class Front:
         faults = Faults(self.plan.settings.on_error, datasets, Scope(self.plan, task.epoch, task.lane))
         pointers = np.column_stack((pointers_of(self.plan, task), np.arange(task.low, task.high)))
         block = read(datasets, pointers, self.fields, faults)
-        block = through(self.operators, block, faults)
+        block = sendable(through(self.operators, block, faults), self._last, faults)
         return Outcome(block, faults.skipped, faults.reports, faults.counters)
 
 
@@ -154,6 +166,6 @@ def run_window(
     faults = faults or Faults(plan.settings.on_error, plan.source.datasets, Scope(plan, epoch, lane))
     front, chain = Front(plan), Chain(plan.back, WindowKey(plan.seed, epoch, lane, window.chunk))
     front.setup()
-    for task in tasks_of(window, epoch, lane, task_samples):
+    for task in tasks_of(window, epoch, lane, task_samples, plan.grain):
         yield from chain.push(front.run(task).block, faults)
     yield from chain.flush(faults)

@@ -11,14 +11,14 @@ from zephon.errors import RecordError, ZephonError
 def error_of(kind: str, text: str, record: Sequence[str] = ()) -> ZephonError:
     """The exception `kind` of `zephon.errors`; a plain ZephonError where this version knows no such class.
 
-    `record` is (dataset, shard, row, operator, cause) of a RecordError, else empty.
+    `record` is the `parts` of a RecordError, else empty.
     """
     named = getattr(errors, kind, None)
     if not isinstance(named, type) or not issubclass(named, ZephonError):
         return ZephonError(f"{kind}: {text}")
     if issubclass(named, RecordError):
-        if len(record) != 5:
+        try:
+            return RecordError.from_parts(record)
+        except ValueError:
             return errors.RunFailed(text)
-        dataset, shard, row, operator, cause = record
-        return RecordError(dataset, shard, int(row) if row.lstrip("-").isdecimal() else -1, operator, cause)
     return named(text)

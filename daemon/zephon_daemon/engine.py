@@ -47,6 +47,7 @@ from zephon_daemon.stages import Stages
 from zephon_daemon.worker import failure
 
 FROM_DAEMON = (p.AddWorker, p.WorkerGone, p.StartRun, p.AddReader, p.DropReader, p.EndRun, p.Report)
+from zephon_daemon.start_check import warnings_from_child
 TICK_SECONDS = 1.0
 TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
@@ -256,6 +257,8 @@ class Engine:
             self._scheduler.add(("local", order.run), lambda run, mine=order.run: run == mine, credit)  # type: ignore[misc]
         else:
             live.stage, dropped = self._stages.of(front, {other.stage for other in self._runs.values()})
+        for text in warnings_from_child(plan, plan.back):
+            warnings.warn(text, stacklevel=2)
             for number in dropped:
                 self._drop_stage(number)
         return live
@@ -294,6 +297,11 @@ class Engine:
             for payload, fds in port.channel.receive():
                 try:
                     self._worker_says(number, port, payload, fds)
+        for operator in live.run.plan.back:
+            try:
+                operator.teardown()
+            except ZephonError as error:  # the run is over: there is nobody left to tell but the log
+                _log.warning("%s", error)
                 finally:
                     close_all(fds)
         except ProtocolError as error:  # what a worker says may be anything after user code has gone wild in it

@@ -13,10 +13,11 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import cloudpickle
-
 from zephon import errors
 from zephon.errors import RecordError, RunFailed, ZephonError
+from zephon.function_pickling import pickled
+from zephon.plan import Plan
+from zephon.recipe import recipe_folders
 from zephon.transport.channels import Channel, pair
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
@@ -26,6 +27,7 @@ from zephon.windows import Front, Outcome, Task
 from zephon_daemon.forkserver import ForkServer
 from zephon_daemon.lifelines import describe_end
 from zephon_daemon.scheduler import CREDITS, DEATHS
+from zephon_daemon.start_check import warnings_from_child
 from zephon_daemon.worker import SLOTS
 
 STAGE = 0
@@ -55,17 +57,17 @@ class WorkerPool:
 
     def __init__(self, front: Front, workers: int) -> None:
         self.ahead = workers * CREDITS
-        pickled = cloudpickle.dumps(front, protocol=5)
-        self._stage_bytes = len(pickled)
-        self._stage = Segment.create("zephon-stage", len(pickled))
-        self._stage.array[: len(pickled)] = memoryview(pickled)
+        stage = pickled(front)
+        self._stage_bytes = len(stage)
+        self._stage = Segment.create("zephon-stage", len(stage))
+        self._stage.array[: len(stage)] = memoryview(stage)
         self._waiting: deque[_Order] = deque()
         self._numbers = 0
         self._lock = threading.Lock()
         self._closing = False
         self._failure: RunFailed | None = None
         self._wake_us, self._wake_them = pair()
-        self._server = ForkServer()
+        self._server = ForkServer(path=recipe_folders())
         self._server.start()
         self._ports: dict[int, _Port] = {}
         self._selector = selectors.DefaultSelector()
@@ -86,6 +88,10 @@ class WorkerPool:
             self._waiting.append(_Order(task, future))
         self._wake_them.send(b"w")
         return future
+
+    def check(self, plan: Plan) -> list[str]:
+        """What to warn of before a run: the check of operators that run a user's code."""
+        return warnings_from_child(plan)
 
     def close(self) -> None:
         """End the workers."""
@@ -209,8 +215,7 @@ def _resolve(future: Future[Outcome], result: Outcome | ZephonError) -> None:
 
 def error_from(kind: str, text: str, record: list[str]) -> ZephonError:
     """The error that a worker reported."""
-    if kind == "RecordError" and len(record) == 5:
-        dataset, shard, row, operator, cause = record
-        return RecordError(dataset, shard, int(row), operator, cause)
+    if kind == "RecordError" and record:
+        return RecordError.from_parts(record)
     found = getattr(errors, kind, RunFailed)
     return found(text) if isinstance(found, type) and issubclass(found, ZephonError) else RunFailed(text)

@@ -10,9 +10,9 @@ import hashlib
 from collections.abc import Collection
 from dataclasses import dataclass
 
-import cloudpickle
 import numpy as np
 
+from zephon.function_pickling import pickled
 from zephon.transport.segments import Segment
 from zephon.windows import Front
 
@@ -44,8 +44,8 @@ class Stages:
 
         Stages in `used` are never dropped.
         """
-        pickled = cloudpickle.dumps(front, protocol=5)
-        digest = hashlib.blake2b(pickled).digest()
+        stage_bytes = pickled(front)
+        digest = hashlib.blake2b(stage_bytes).digest()
         for stage in self._stages.values():
             if stage.digest == digest:
                 return stage.number, []
@@ -53,7 +53,7 @@ class Stages:
         for number in dropped:
             self._stages.pop(number).memory.close()
         self._numbers += 1
-        memory = Segment.create(f"zephon-stage-{self._numbers}", len(pickled))
-        memory.array[: len(pickled)] = np.frombuffer(pickled, np.uint8)
-        self._stages[self._numbers] = Stage(self._numbers, digest, len(pickled), memory)
+        memory = Segment.create(f"zephon-stage-{self._numbers}", len(stage_bytes))
+        memory.array[: len(stage_bytes)] = np.frombuffer(stage_bytes, np.uint8)
+        self._stages[self._numbers] = Stage(self._numbers, digest, len(stage_bytes), memory)
         return self._numbers, dropped

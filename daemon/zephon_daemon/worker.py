@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from zephon.errors import RecordError, ZephonError
+from zephon.errors import RecordError, RunFailed, ZephonError
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel
 from zephon.transport.layout import measure
 from zephon.transport.messages import decode, encode
@@ -49,6 +49,7 @@ class Worker:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._stages: dict[int, Front] = {}
+        self._unusable: dict[int, Exception] = {}
         self._fresh: set[int] = set()
         self._tasks: deque[DoTask] = deque()
         self._ring: RingWriter | None = None
@@ -61,6 +62,16 @@ class Worker:
             self._receive(wait=not self._tasks)
             if self._tasks:
                 self._do(self._tasks.popleft())
+        for stage in list(self._stages):
+            self._end(stage)
+
+    def _end(self, stage: int) -> None:
+        front = self._stages.pop(stage, None)
+        try:
+            if front is not None:
+                front.teardown()
+        except ZephonError:  # its run is over: there is nobody left to tell but the log
+            traceback.print_exc()
 
     def _receive(self, wait: bool) -> None:
         poller = select.poll()
@@ -77,12 +88,17 @@ class Worker:
             elif isinstance(message, LoadStage):
                 self._load(message, fds)
             else:
-                self._stages.pop(message.stage, None)
+                self._end(message.stage)
 
     def _load(self, message: LoadStage, fds: list[int]) -> None:
         memory = Segment.attach(fds[0], writable=False, name="stage")
-        front: Front = cloudpickle.loads(memory.array[: message.nbytes].tobytes())
+        data = memory.array[: message.nbytes].tobytes()
         memory.close()
+        try:
+            front: Front = cloudpickle.loads(data)
+        except Exception as error:  # whoever asks for a task of it is told
+            self._unusable[message.stage] = error
+            return
         self._stages[message.stage] = front
         self._fresh.add(message.stage)
 
@@ -95,6 +111,12 @@ class Worker:
     def _do(self, order: DoTask) -> None:
         started = time.perf_counter_ns()
         try:
+            if order.stage in self._unusable:
+                error = self._unusable[order.stage]
+                raise RunFailed(
+                    f"the recipe's functions cannot be rebuilt in a worker: {type(error).__name__}: {error}. Modules "
+                    "of your own that it imports must lie beside the recipe, or be installed"
+                ) from error
             front = self._stages[order.stage]
             front.setup()
             if order.stage in self._fresh:
@@ -102,7 +124,7 @@ class Worker:
                 give_back()
             outcome = front.run(Task(order.epoch, order.lane, order.low, order.high, order.pointers))
             self._deliver(order, outcome, started)
-        except Exception as error:  # whatever a user's function raises is reported, with the worker's traceback
+        except (Exception, KeyboardInterrupt, SystemExit) as error:  # whatever a user's function raises is reported
             self._send(failure(order.task, error))
 
     def _deliver(self, order: DoTask, outcome: Outcome, started: int) -> None:
@@ -137,11 +159,11 @@ class Worker:
         self._channel.send(encode(message, limit=MAX_DESCRIPTOR), fds)
 
 
-def failure(task: int, error: Exception) -> TaskFailed:
+def failure(task: int, error: BaseException) -> TaskFailed:
     """An error as it travels: `RecordError` with its parts, other errors of ours by name, the rest as a failed run."""
     trace = "".join(traceback.format_exception(error))[-TEXT_LIMIT:]
     if isinstance(error, RecordError):
-        parts = [error.dataset, error.shard, str(error.row), error.operator, error.cause[:TEXT_LIMIT]]
+        parts = [part[:TEXT_LIMIT] for part in error.parts]
         return TaskFailed(task, "RecordError", str(error)[:TEXT_LIMIT], parts, trace)
     kind = type(error).__name__ if isinstance(error, ZephonError) else "RunFailed"
     text = str(error) if isinstance(error, ZephonError) else f"{type(error).__name__}: {error}"

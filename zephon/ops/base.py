@@ -11,6 +11,7 @@ none decides that for itself.
 from __future__ import annotations
 
 import difflib
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -72,19 +73,27 @@ class Faults:
 
     def bad(self, sample: tuple[int, int, int], operator: str, cause: str | BaseException) -> None:
         """Report one bad record. Returns only if it is to be left out; otherwise raises `RecordError`."""
+        error = self.error(sample, operator, cause)
+        if self.on_error != "skip":
+            raise error from (cause if isinstance(cause, BaseException) else None)
+        self.skipped += 1
+        self.reports.append(
+            f"skipped: {error.operator}: {error.dataset!r}, {error.shard}, row {error.row}: {error.cause}"
+        )
+
+    def error(self, sample: tuple[int, int, int], operator: str, cause: str | BaseException) -> RecordError:
+        """The error that names a record by its sample, the operator, the lane, and how to look at the record."""
         dataset, shard, row = sample
         known = dataset < len(self.datasets)
-        error = RecordError(
+        return RecordError(
             self.datasets[dataset].name if known else str(dataset),
             self.datasets[dataset].shard_path(shard) if known else str(shard),
             row,
             operator,
-            cause if isinstance(cause, str) else _said(cause),
+            cause if isinstance(cause, str) else said(cause),
+            None if self.scope is None else self.scope.lane,
+            look(self.datasets[dataset], shard, row) if known else "",
         )
-        if self.on_error != "skip":
-            raise error from (cause if isinstance(cause, BaseException) else None)
-        self.skipped += 1
-        self.reports.append(f"skipped: {error.operator}: {error.dataset!r}, {error.shard}, row {row}: {error.cause}")
 
 
 def add_counts(total: dict[str, int], more: Mapping[str, int]) -> None:
@@ -94,12 +103,25 @@ def add_counts(total: dict[str, int], more: Mapping[str, int]) -> None:
             total[name] = total.get(name, 0) + amount
 
 
-def _said(error: BaseException) -> str:
+def said(error: BaseException) -> str:
     """An exception in words, even one of a class whose text cannot be made."""
     try:
-        return f"{type(error).__name__}: {error}"
+        text = str(error)
     except Exception:
-        return type(error).__name__
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def look(dataset: Named, shard: int, row: int) -> str:
+    """A command that prints one row as it is stored; for rows held in memory, the call that returns it."""
+    location, kind = getattr(dataset, "location", "memory"), getattr(dataset, "format", "memory")
+    if kind == "memory":
+        return f"zephon.debug.DatasetInspector(dataset).read({dataset.shard_path(shard)!r}, {row})"
+    code = (
+        "from zephon import Dataset; from zephon.debug import DatasetInspector; print(DatasetInspector("
+        f"Dataset.from_path({dataset.name!r}, {location!r}, fmt={kind!r})).read({shard}, {row}))"
+    )
+    return f"python -c {shlex.quote(code)}"
 
 
 class WindowKey(NamedTuple):
@@ -117,10 +139,23 @@ class Operator(ABC):
     name: str
     changes_counts: bool = False
     """Whether more or fewer records may come out than went in."""
+    joins_samples: bool = False
+    """Whether a record that comes out may be made from several samples."""
+    users_code: bool = False
+    """Whether it runs functions of a user's, which may not be what they should be."""
+    grain: int = 1
+    """In front of the first stateful operator: its records are worked on in groups whose borders are the multiples of
+    this in the lane's samples, so a task is cut nowhere else.
+    """
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The operator's data settings as plain JSON values. They are part of the run's identity."""
+
+    def check(self, datasets: Sequence[str]) -> None:  # noqa: B027
+        """Called when a run is planned, with the names of its datasets. Raises SettingError for settings that do not
+        fit them.
+        """
 
     def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
         """The fields it needs from upstream, given those that are needed of its output. None means all."""
@@ -133,30 +168,20 @@ class Operator(ABC):
     def setup(self) -> None:  # noqa: B027
         """Called once in the process that runs the operator, before the first record. Calling it again does nothing."""
 
+    def teardown(self) -> None:  # noqa: B027
+        """Called when the process is done with the operator, unless it is killed. `setup` may follow."""
+
 
 class Stateless(Operator):
     """Records in, records out."""
 
     @abstractmethod
     def process(self, block: Block, faults: Faults) -> Block:
-    joins_samples: bool = False
-    """Whether a record that comes out may be made from several samples."""
-    users_code: bool = False
-    """Whether it runs functions of a user's, which may not be what they should be."""
-    grain: int = 1
-    """In front of the first stateful operator: its records are worked on in groups whose borders are the multiples of
-    this in the lane's samples, so a task is cut nowhere else.
-    """
         """The records that come of `block`, in its order."""
 
 
 class Accumulator(ABC):
     """The state of a stateful operator for one window of one lane. Driven by one thread, in lane order."""
-    def check(self, datasets: Sequence[str]) -> None:  # noqa: B027
-        """Called when a run is planned, with the names of its datasets. Raises SettingError for settings that do not
-        fit them.
-        """
-
 
     def __init__(self) -> None:
         self.counters: dict[str, int] = {}

@@ -1,0 +1,214 @@
+"""Records as a user's functions see them, made from a block, and turned into a block again.
+
+A function gets payloads of its own, with lists, dicts and arrays of its own too, so that changing them in place cannot
+reach another record or the data source; and what it returns is taken over in the same way, so that it may fill one
+buffer again and again. Every record that comes back names the samples it was made from through its meta, which keeps
+them out of sight. Lineage and tags travel in hidden fields of the block, where a record has any.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from zephon.columns import HIDDEN, MISSING, Block, Column, Fixed, Objects, Ragged, Text
+from zephon.ops.base import Faults, said
+from zephon.ops.token_fields import AUTO
+from zephon.randomness import LINEAGE
+from zephon.types import SampleMeta, SampleRecord
+
+TAGS = HIDDEN + "tags"
+
+_SHARED = frozenset({str, bytes, int, float, bool, complex, type(None), np.int64, np.float64, np.bool_, range})
+"""Types whose values cannot change, so that any number of owners may share one."""
+
+
+def own_rows(block: Block) -> list[dict[str, Any]]:
+    """One dict a record, whose mutable values belong to no one else."""
+    fields: dict[str, Column] = {
+        name: Objects([own(value) for value in column.values])
+        if isinstance(column, Objects)
+        else column
+        if isinstance(column, Text)
+        else column.copy()
+        for name, column in block.fields.items()
+    }
+    return block.with_fields(fields).to_rows()
+
+
+def own(value: Any) -> Any:
+    """The same value, copied where somebody could change it: lists, dicts, sets, tuples of them, arrays."""
+    kind = type(value)
+    if kind in _SHARED:
+        return value
+    if kind is list:
+        return value.copy() if set(map(type, value)) <= _SHARED else [own(item) for item in value]
+    if kind is dict:
+        return {key: own(item) for key, item in value.items()}
+    if kind is tuple:
+        return value if set(map(type, value)) <= _SHARED else tuple([own(item) for item in value])
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if kind in (set, bytearray):
+        return value.copy()
+    return value
+
+
+def wrong_payload(payload: Any, expected: str = "a dict") -> str | None:
+    """What is wrong with a payload that a function returned, if anything."""
+    if not isinstance(payload, dict):
+        return f"the function returned {type(payload).__name__}, expected {expected}"
+    for key in payload:
+        if type(key) is not str:
+            return f"the function returned a dict with the key {key!r} of type {type(key).__name__}, expected str"
+        if key.startswith(HIDDEN):
+            return f"the function returned a dict with the key {key!r}: names that begin so are the operators' own"
+    return None
+
+
+def records_of(block: Block, faults: Faults) -> list[SampleRecord]:
+    """The block's records, each with a payload of its own and a meta that says where it comes from."""
+    scope = faults.scope
+    lane, chunk_size = (scope.lane, scope.plan.chunk_size) if scope is not None else (0, 0)
+    names = [dataset.name for dataset in faults.datasets]
+    origins = _origins(block)
+    tokens, lineages = _token_counts(block), _values(block, LINEAGE, ())
+    records = []
+    for number, (payload, tags) in enumerate(zip(own_rows(block), _values(block, TAGS, None))):
+        origin = origins[number]
+        dataset, shard, row, *place = origin[0]
+        counts: dict[str, int] = {}
+        for sample in origin:
+            name = names[sample[0]] if sample[0] < len(names) else str(sample[0])
+            counts[name] = counts.get(name, 0) + 1
+        name = names[dataset] if dataset < len(names) else str(dataset)
+        chunk, offset = divmod(place[0], chunk_size) if place and chunk_size else (None, None)
+        known = {name: tokens[number]} if tokens is not None and len(counts) == 1 else {}
+        meta = SampleMeta(
+            (name, shard, row), lane, chunk, offset, counts, known, lineages[number], dict(tags or {}), origin
+        )
+        records.append(SampleRecord(meta, payload))
+    return records
+
+
+def block_of(records: Sequence[SampleRecord], like: Block) -> Block:
+    """Records that a function returned, as a block; `like` is one of those that it was given."""
+    if not records:
+        return like.slice(0, 0)
+    origins = [record.meta._origin or () for record in records]  # never empty: see `wrong_records`
+    samples = np.array([sample for origin in origins for sample in origin], np.int64)
+    offsets = None
+    if like.sample_offsets is not None or len(samples) != len(records):
+        offsets = np.zeros(len(records) + 1, np.int64)
+        np.cumsum([len(origin) for origin in origins], out=offsets[1:])
+    made = Block.from_rows([own(record.payload) for record in records], samples, offsets)
+    hidden: dict[str, Column] = {}
+    if any(record.meta.lineage for record in records):
+        hidden[LINEAGE] = Objects([tuple(record.meta.lineage) for record in records])
+    if any(record.meta.tags for record in records):
+        hidden[TAGS] = Objects([own(record.meta.tags) for record in records])
+    return made.with_fields({**made.fields, **hidden})
+
+
+def wrong_records(result: Any, what: str, lane: int) -> str | None:
+    """What is wrong with what a function returned for records, if anything. `what` is the function's name."""
+    if not isinstance(result, list):
+        return f"{what} returned {type(result).__name__}, expected a list of SampleRecord"
+    for record in result:
+        if not isinstance(record, SampleRecord):
+            return f"{what} returned a list with a {type(record).__name__} in it, expected SampleRecord"
+        meta: Any = record.meta
+        if not isinstance(meta, SampleMeta) or not meta._origin:
+            return (
+                f"{what} returned a record whose meta is of no record of the pipeline: give it the meta of the one it "
+                "was made from (dataclasses.replace(meta, ...) keeps what it needs), or spawn_child(meta, index)"
+            )
+        if meta.lane_id != lane:
+            return (
+                f"{what} returned a record of lane {meta.lane_id} in lane {lane}: no record may outlive the state of "
+                "its own lane, so keep records nowhere but in the state"
+            )
+        if type(meta.lineage) is not tuple or not all(isinstance(n, (int, np.integer)) for n in meta.lineage):
+            return f"{what} returned a record with the lineage {meta.lineage!r}, expected a tuple of whole numbers"
+        wrong = wrong_payload(record.payload)
+        if wrong:
+            return wrong.replace("the function returned", f"{what} returned a record with the payload", 1)
+    return None
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """`function(*arguments)`. StopIteration, which would end a loop of ours in silence, becomes a RuntimeError."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError("the function raised StopIteration") from error
+
+
+def sendable(block: Block, operator: str | None, faults: Faults) -> Block:
+    """The records that can be sent to another process; `operator` is the one whose function made the others.
+
+    Asked in every runner, also where nothing is sent, so that the same records are bad in all of them. None: no
+    function of a user's was there.
+    """
+    bad: dict[int, str] = {}
+    for name, column in block.fields.items() if operator is not None else ():
+        if isinstance(column, Objects) and _unpicklable(column.values) is not None:
+            for record, value in enumerate(column.values):
+                error = _unpicklable(value)
+                if error is not None:
+                    bad[record] = (
+                        f"field {name!r} holds a {type(value).__qualname__} that cannot be sent to another process "
+                        f"({said(error)}): return arrays, numbers, str, bytes or objects that can be pickled"
+                    )
+    if not bad:
+        return block
+    for record, cause in sorted(bad.items()):
+        faults.bad(block.sample_of(record), operator or "", cause)
+    return block.take(np.array([record for record in range(len(block)) if record not in bad], np.int64))
+
+
+def _unpicklable(value: Any) -> BaseException | None:
+    """Why a value cannot be pickled; None if it can."""
+    try:
+        pickle.dumps(value, 5)
+    except Exception as error:
+        return error
+    return None
+
+
+def _origins(block: Block) -> list[tuple[tuple[int, ...], ...]]:
+    """The samples of each record."""
+    compact = block.compact_samples()
+    samples = list(map(tuple, compact.samples.tolist()))
+    if compact.sample_offsets is None:
+        return [(sample,) for sample in samples]
+    return [tuple(samples[low:high]) for low, high in pairwise(compact.sample_offsets.tolist())]
+
+
+def _values(block: Block, name: str, missing: Any) -> list[Any]:
+    """A hidden field's values."""
+    column = block.fields.get(name)
+    if column is None:
+        return [missing] * len(block)
+    return [missing if value is MISSING else value for value in column.to_list()]
+
+
+def _token_counts(block: Block) -> list[int] | None:
+    """How many tokens each record has, where a field says it."""
+    length = block.fields.get("sequence_length")
+    if isinstance(length, Fixed) and length.values.ndim == 1 and length.values.dtype.kind in "iu":
+        counts: list[int] = length.values.tolist()
+        return counts
+    for name in AUTO:
+        column = block.fields.get(name)
+        if isinstance(column, Ragged):
+            return column.lengths.tolist()  # type: ignore[no-any-return]
+        if isinstance(column, Fixed) and column.values.ndim == 2:
+            return [column.values.shape[1]] * len(column)
+        if isinstance(column, Objects) and all(type(value) is list for value in column.values):
+            return [len(value) for value in column.values]
+    return None

@@ -1,0 +1,158 @@
+"""`stateful_transform`: a user's functions with a state, one for each window of each lane.
+
+    state = init_state()
+    for each group of the window's records:     state, out = push(state, group)
+                                                if should_flush(state): out += flush(state); state = init_state()
+    at the flush sentinel:                      out = flush(state)
+    whatever comes out, list by list:           transform(out)
+
+A flush ends a state: the next one begins anew, whether `flush` emptied it or not. Groups are those of
+`zephon.ops.grouping`: every 64 records of the window, and fewer at its end.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from zephon.columns import Block
+from zephon.errors import RunFailed, SettingError
+from zephon.function_digest import digest_of
+from zephon.ops.base import Accumulator, Faults, Stateful, WindowKey, said
+from zephon.ops.custom import lane_of, of_group
+from zephon.ops.grouping import GROUP, GroupedAccumulator
+from zephon.ops.interrupts import is_interrupt
+from zephon.ops.records import block_of, call, records_of, wrong_records
+from zephon.randomness import Draws, drawing
+from zephon.types import SampleRecord
+
+Records = list[SampleRecord]
+
+
+class StatefulTransform(Stateful):
+    """`push(state, records) -> (state, records)` over the records of each window of each lane."""
+
+    changes_counts = True
+    users_code = True
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        init_state: Any,
+        push: Callable[[Any, Records], tuple[Any, Records]],
+        flush: Callable[[Any], Records] | None = None,
+        should_flush: Callable[[Any], bool] | None = None,
+        transform: Callable[[Records], Records] | None = None,
+        preserves_cursor_order: bool = True,
+    ) -> None:
+        if type(name) is not str or not name:
+            raise SettingError(f"stateful_transform: name={name!r}: must be a str that is not empty")
+        for what, function, needed in (
+            ("push", push, True), ("flush", flush, False), ("should_flush", should_flush, False),
+            ("transform", transform, False),
+        ):  # fmt: skip
+            if not callable(function) and (needed or function is not None):
+                raise SettingError(
+                    f"stateful_transform {name!r}: {what} must be a function, not {type(function).__name__}"
+                )
+        if should_flush is not None and flush is None:
+            raise SettingError(f"stateful_transform {name!r}: should_flush without flush would lose what is held")
+        self.name = f"stateful_transform {name!r}"
+        self.init_state, self.push, self.flush = init_state, push, flush
+        self.should_flush, self.transform = should_flush, transform
+        self.preserves_cursor_order = bool(preserves_cursor_order)
+        if not callable(init_state):
+            self._tried("init_state cannot be copied for each window", lambda: copy.deepcopy(init_state))
+
+    def describe(self) -> dict[str, Any]:
+        functions = (self.init_state, self.push, self.flush, self.should_flush, self.transform)
+        return {"functions": [digest_of(function) for function in functions], "group": GROUP}
+
+    def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
+        return None
+
+    def accumulator(self, key: WindowKey) -> Accumulator:
+        return _Window(self, f"lane {key.lane}, the window that begins with chunk {key.chunk}")
+
+    def fresh(self) -> Any:
+        """A state of nobody's."""
+        return call(self.init_state) if callable(self.init_state) else copy.deepcopy(self.init_state)
+
+    def _tried(self, what: str, act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except Exception as error:
+            raise SettingError(f"{self.name}: {what}: {said(error)}; give a function that makes one") from error
+
+
+class _Window(GroupedAccumulator):
+    """The state of one window of one lane."""
+
+    def __init__(self, operator: StatefulTransform, where: str) -> None:
+        super().__init__()
+        self._operator, self._where = operator, where
+        self._like = Block.empty()
+        self._given: Records = []
+        self.state = self._guarded("init_state", where, operator.fresh)
+
+    def group(self, block: Block, faults: Faults) -> list[Block]:
+        operator = self._operator
+        self._like = block.slice(0, 0).copy()
+        records = records_of(block, faults)
+        where = of_group(records, faults)
+        with drawing(Draws(operator, faults.scope, block)):
+            pair = self._guarded("push", where, operator.push, self.state, records)
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise RunFailed(
+                    f"{operator.name}: {where}: push returned {type(pair).__name__}, expected (state, records)"
+                )
+            self.state, out = pair
+            made = self._transformed(self._checked("push", out, where, faults), where, faults)
+            if operator.should_flush is not None and self._guarded(
+                "should_flush", where, lambda: bool(operator.should_flush(self.state))  # type: ignore[misc]
+            ):
+                made += self._flushed(where, faults)
+                self.state = self._guarded("init_state", where, operator.fresh)
+        return made
+
+    def end(self, faults: Faults) -> list[Block]:
+        with drawing(Draws(self._operator, faults.scope, self._like)):
+            return self._flushed(self._where, faults)
+
+    def left_behind(self) -> int:
+        if self._operator.flush is None:
+            return 0
+        again = self._guarded("flush", self._where, self._operator.flush, self.state)
+        given = set(map(id, self._given))  # a flush that leaves the state as it was gives the same ones: none is lost
+        return sum(id(record) not in given for record in again)
+
+    def _flushed(self, where: str, faults: Faults) -> list[Block]:
+        if self._operator.flush is None:
+            return []
+        out = self._guarded("flush", where, self._operator.flush, self.state)
+        self._given = list(out) if isinstance(out, list) else []
+        return self._transformed(self._checked("flush", out, where, faults), where, faults)
+
+    def _transformed(self, records: Records, where: str, faults: Faults) -> list[Block]:
+        if records and self._operator.transform is not None:
+            out = self._guarded("transform", where, self._operator.transform, records)
+            records = self._checked("transform", out, where, faults)
+        return [block_of(records, self._like)] if records else []
+
+    def _checked(self, what: str, result: Any, where: str, faults: Faults) -> Records:
+        wrong = wrong_records(result, what, lane_of(faults))
+        if wrong:
+            raise RunFailed(f"{self._operator.name}: {where}: {wrong}")
+        records: Records = result
+        return records
+
+    def _guarded(self, what: str, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A call of a user's function. One that fails leaves a state that nobody knows, so it ends the run."""
+        try:
+            return call(function, *arguments)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            raise RunFailed(f"{self._operator.name}: {where}: {what} failed: {said(error)}") from error

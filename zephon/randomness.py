@@ -1,0 +1,131 @@
+"""Random numbers for a user's functions that are the same wherever, whenever and in whatever company a record is worked
+on.
+
+`generator()` is keyed by the run's seed, the epoch, how often the sample was drawn before in that epoch, the place of
+the operator in the pipeline, and the record's own identity: the samples that it was made from (dataset, shard, row)
+and its lineage. So a record draws the same numbers on any worker and after any resume, others in every epoch and every
+pass, and others than every other record. numpy's and Python's global generators know nothing of this: what they give
+depends on which worker a record came to.
+
+Two records of one identity, the pieces that a long document was cut into by packing, say, draw the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zephon.columns import Block
+from zephon.errors import RunFailed
+from zephon.permutations import mix
+
+if TYPE_CHECKING:
+    from zephon.ops.base import Operator, Scope
+    from zephon.types import SampleMeta
+
+__all__ = ["generator"]
+
+Samples = Sequence[tuple[int, ...]]
+"""Of one record: (dataset, shard, row) or (dataset, shard, row, place in the lane) each."""
+
+LINEAGE = "\0lineage"
+"""The hidden field that keeps a record's lineage between operators: a tuple of whole numbers."""
+
+
+class Draws:
+    """Who draws: an operator at work on the records of a block, all of one lane."""
+
+    def __init__(self, operator: Operator, scope: Scope | None, block: Block) -> None:
+        self._operator, self._scope, self._block = operator, scope, block
+        self._at = -1
+        self._passes: dict[int, int] = {}
+        self._made: dict[tuple[Samples, tuple[int, ...]], np.random.Generator] = {}
+
+    def turn_to(self, record: int) -> None:
+        """From now on `generator()` without a meta means this record of the block."""
+        self._at = record
+        if self._made:
+            self._made = {}
+
+    def of_record(self) -> np.random.Generator:
+        """Of the record that the function is at work on."""
+        if self._at < 0:
+            raise RunFailed(
+                f"{self._operator.name}: zephon.generator() of which record? The function has several in hand: call "
+                "zephon.generator(record.meta)"
+            )
+        samples = _samples_of(self._block, self._at)
+        column = self._block.fields.get(LINEAGE)
+        lineage = column.slice(self._at, self._at + 1).to_list()[0] if column is not None else ()
+        return self.of(samples, lineage or ())
+
+    def of(self, samples: Samples, lineage: tuple[int, ...]) -> np.random.Generator:
+        """Of the record made from these samples: the same generator, further on, if it was asked for before."""
+        identity = tuple(samples), tuple(lineage)
+        if identity not in self._made:
+            self._made[identity] = np.random.Generator(np.random.PCG64(self._key(*identity)))
+        return self._made[identity]
+
+    def _key(self, samples: Samples, lineage: tuple[int, ...]) -> int:
+        scope = self._scope
+        if scope is None:
+            raise RunFailed(f"{self._operator.name}: zephon.generator() outside a run: it has no seed and no epoch")
+        place = next((i for i, op in enumerate(scope.plan.operators) if op is self._operator), 0)
+        parts: list[int | str] = ["generator", scope.plan.seed, scope.epoch, place]
+        names = scope.plan.dataset_names
+        for dataset, shard, row, *where in samples:
+            parts += [names[dataset], shard, row, self._pass(where[0]) if where else 0]
+        return mix(*parts, "lineage", *lineage)
+
+    def _pass(self, place: int) -> int:
+        """How often the sample at a place of the lane was drawn before in its epoch."""
+        if place not in self._passes:
+            assert self._scope is not None
+            places = [place, *self._block.samples[:, 3].tolist()] if self._block.samples.shape[1] == 4 else [place]
+            passes = self._scope.plan.passes(self._scope.epoch, self._scope.lane, np.array(places))
+            self._passes.update(zip(places, passes.tolist()))
+        return self._passes[place]
+
+
+def _samples_of(block: Block, record: int) -> Samples:
+    offsets = block.sample_offsets
+    low, high = (record, record + 1) if offsets is None else (int(offsets[record]), int(offsets[record + 1]))
+    return [tuple(sample) for sample in block.samples[low:high].tolist()]
+
+
+_at_work: ContextVar[Draws | None] = ContextVar("zephon_draws", default=None)
+
+
+@contextmanager
+def drawing(draws: Draws) -> Iterator[Draws]:
+    """Functions that are called inside may ask for their `generator()`."""
+    token = _at_work.set(draws)
+    try:
+        yield draws
+    finally:
+        _at_work.reset(token)
+
+
+def generator(meta: SampleMeta | None = None) -> np.random.Generator:
+    """numpy's `Generator` for one record, inside a function of `map_transform`, `stateful_transform` or `add_op`.
+
+    Where the function gets one record at a time (`map_transform`, `process_one`), it needs no argument; where it gets a
+    list of them, give it the `meta` of one. Within one call of the function the same record has one generator, which
+    goes on. Every epoch, every pass over the data within it, every operator and every record has another. Raises
+    RunFailed outside such a function.
+    """
+    draws = _at_work.get()
+    if draws is None:
+        raise RunFailed(
+            "zephon.generator() works inside a function that a running pipeline calls on records (map_transform, "
+            "stateful_transform, add_op), and nowhere else. In a thread of the function's own, make it before."
+        )
+    if meta is None:
+        return draws.of_record()
+    if meta._origin is None:
+        raise RunFailed("zephon.generator(meta): this meta is of no record of the pipeline; give it record.meta")
+    return draws.of(meta._origin, meta.lineage)
