@@ -9,6 +9,7 @@ from zephon.lanes import check_topology, owned_lanes
 from zephon.ops.pack_flat import PackFlat
 from zephon.options import Execution
 from zephon.plan import Plan
+from zephon.schedules import MixtureSchedule
 from zephon.transport.rings import ring_shape
 
 
@@ -19,9 +20,9 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     if isinstance(plan.source, CustomSource):
         lines.append(f"  work source {plan.source.name}, asked for chunks where the lanes are produced")
     for dataset in plan.source.datasets:
-        weight = (plan.identity["mixture"] or {}).get(dataset.name)
-        share = f", weight {weight:g}" if isinstance(weight, (int, float)) else ""
-        lines.append(f"  dataset {dataset.name}: {dataset.total} rows in {dataset.shard_count} shards{share}")
+        about = f"{dataset.total} rows in {dataset.shard_count} shards{_weight(plan, dataset.name)}"
+        lines.append(f"  dataset {dataset.name}: {about}")
+    lines += _schedule(plan)
     fields = "all fields" if plan.fields is None else ", ".join(sorted(plan.fields))
     lines.append(f"stages: read ({fields})")
     for operator in plan.operators:
@@ -52,6 +53,30 @@ def _memory(plan: Plan, execution: Execution) -> str:
     slot_bytes, slots = ring_shape(batch, execution.prefetch_batches)
     total = slot_bytes * slots * plan.lanes / 2**20
     return f"rings of about {total:.1f} MiB in all: {plan.lanes} lanes, {slots} slots of {slot_bytes >> 10} KiB each"
+
+
+def _weight(plan: Plan, name: str) -> str:
+    """A dataset's weight, and what is known of its tokens."""
+    weight, tokens = (plan.identity["mixture"] or {}).get(name), (plan.estimates or {}).get(name)
+    share = f", weight {weight:g}" if isinstance(weight, (int, float)) else ""
+    if plan.estimates is not None and share:
+        share += " by tokens"
+    return share if tokens is None else f"{share}, {tokens:g} tokens a sample"
+
+
+def _schedule(plan: Plan) -> list[str]:
+    """The points of a mixture that changes along the epoch."""
+    mixture = None if isinstance(plan.source, CustomSource) else plan.source.mixture
+    if not isinstance(mixture, MixtureSchedule):
+        return []
+    kind = " by tokens" if plan.estimates is not None else ""
+    lines = []
+    for position, weights, *how in mixture.given:
+        where = f"{position:.4g} of the epoch" if isinstance(position, float) else f"sample {position}"
+        what = f"at {where}, in a straight line" if how else f"from {where}"
+        shares = ", ".join(f"{name} {weight:g}" for name, weight in weights.items())
+        lines.append(f"  mixture{kind} {what}: {shares}")
+    return lines
 
 
 def _total(plan: Plan) -> str:

@@ -205,9 +205,6 @@ def resolve(
     identity = _identity(source, operators, seed, lanes, chunk_size, int(flush_every))
     if any(isinstance(op, MapBatch) for op in operators):
         identity["microbatch_size"] = settings.microbatch_size
-    estimates = None
-    if isinstance(source, StaticMixtureWorkSource) and source.token_estimation is not None:
-        estimates = identity["token_estimates"] = _estimates(source, operators, settings, seed, saved)
     changed_at, source_changed = None, False
     changes = [MixtureChange(*change) for change in saved.get("mixture_changes", ())]
     if checkpoint:
@@ -216,6 +213,9 @@ def resolve(
         if isinstance(source, StaticMixtureWorkSource) and saved.get("mixture") != identity["mixture"]:
             changes.append(_mixture_change(checkpoint, source, chunk_size, int(flush_every)))
             changed_at = changes[-1].position // lanes
+    estimates = None
+    if isinstance(source, StaticMixtureWorkSource) and source.token_estimation is not None:
+        estimates = identity["token_estimates"] = _estimates(source, operators, settings, seed, saved)
     if changes:
         identity["mixture_changes"] = [[c.epoch, c.position, dict(c.before)] for c in changes]
     return Plan(

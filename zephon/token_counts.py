@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from zephon.columns import MISSING, Block, Fixed, Ragged
+from zephon.columns import MISSING, Block, Column, Fixed, Objects, Ragged
 from zephon.ops.token_fields import AUTO
 
 I64 = NDArray[np.int64]
@@ -15,7 +15,8 @@ def tokens_of_records(block: Block) -> I64 | None:
     """The tokens of each record, int64 [n], by the first of the fields `input_ids`, `tokens`, `token_ids` that the
     block has; None if it has none of them.
     """
-    column = next((block.fields[name] for name in AUTO if name in block.fields), None)
+    found = (block.fields[name] for name in AUTO if name in block.fields)
+    column = next((each for each in found if not _nowhere(each)), None)
     if column is None:
         return None
     if isinstance(column, Ragged):
@@ -24,6 +25,11 @@ def tokens_of_records(block: Block) -> I64 | None:
         return np.full(len(block), column.values.shape[1] if column.values.ndim > 1 else 0, np.int64)
     sized = [0 if value is MISSING or not hasattr(value, "__len__") else len(value) for value in column.to_list()]
     return np.array(sized, np.int64)
+
+
+def _nowhere(column: Column) -> bool:
+    """Whether it is a field that no record has."""
+    return isinstance(column, Objects) and all(value is MISSING for value in column.values)
 
 
 class DrawnCounts:
