@@ -1,5 +1,7 @@
 """A client's two connections to the daemon, opened and closed together: hello, the data connection, goodbye.
 
+They end when the daemon or its engine does. A client that comes back opens new ones, and says who it was.
+
 `end` is also what happens when a Loader is dropped or the interpreter ends: it is quiet, waits for nobody beyond a
 fraction of a second, and does nothing in a forked child, whose copies of the sockets are not the rank's.
 """
@@ -22,12 +24,12 @@ _FAREWELL_SECONDS = 0.6
 class Connection:
     """Opened by its constructor. Raises DaemonUnavailable, or what the daemon refuses the hello with."""
 
-    def __init__(self, path: str, settings: Settings, start_seconds: float) -> None:
+    def __init__(self, path: str, settings: Settings, start_seconds: float, before: Welcome | None = None) -> None:
         self._pid = os.getpid()
         self.ended = False
         self.control = Control(path, start_seconds)
         try:
-            self.welcome = self.control.request(_hello(settings), Welcome, settings.timeout)
+            self.welcome = self.control.request(_hello(settings, before), Welcome, settings.timeout)
             join = Join(self.welcome.token, self.welcome.client)
             self.feed = Feed(
                 data_path(path), join, writable=settings.group_readers == 1, start_seconds=max(start_seconds, 0.1)
@@ -36,19 +38,30 @@ class Connection:
             self.control.close()
             raise
 
+    @property
+    def lost(self) -> bool:
+        """Whether the daemon or its engine has gone."""
+        return self.feed.closed or self.control.lost
+
     def close(self) -> None:
         """Says goodbye, hears the daemon out for a moment, and ends."""
-        if not self.ended and not self.feed.closed and os.getpid() == self._pid:
+        if not self.ended and not self.control.lost and os.getpid() == self._pid:
             with contextlib.suppress(ZephonError):
-                self.control.request(self._goodbye(), Farewell, _FAREWELL_SECONDS, self.feed)
+                watched = None if self.feed.closed else self.feed
+                self.control.request(self._goodbye(), Farewell, _FAREWELL_SECONDS, watched)
                 self.ended = True
+        self.end()
+
+    def abandon(self) -> None:
+        """Ends what is left of both connections without a word: the client comes back over new ones."""
+        self.ended = True
         self.end()
 
     def end(self) -> None:
         """Ends both connections without waiting for an answer. May be called again."""
         if os.getpid() != self._pid:
             return
-        if not self.ended and not self.feed.closed:
+        if not self.ended and not self.control.lost:
             self.control.tell(self._goodbye())
         self.ended = True
         self.control.close()
@@ -58,7 +71,7 @@ class Connection:
         return Goodbye(self.welcome.token, self.welcome.client)
 
 
-def _hello(settings: Settings) -> Hello:
+def _hello(settings: Settings, before: Welcome | None) -> Hello:
     return Hello(
         pid=os.getpid(),
         dp_degree=settings.dp_degree,
@@ -67,4 +80,7 @@ def _hello(settings: Settings) -> Hello:
         pipeline=settings.pipeline,
         job=settings.job,
         batches_per_step=settings.batches_per_step,
+        timeout=settings.timeout,
+        client=before.client if before is not None else -1,
+        token=before.token if before is not None else b"",
     )

@@ -2,6 +2,9 @@
 
 `Patience` starts the wait anew; `Refused` is raised as the error that it names. An answer that nobody waits for any
 more is dropped. A request that was interrupted and is made again is not sent twice: its answer is waited for.
+
+The connection is to one daemon process. It is not made again behind the caller's back when that process ends, since
+another one knows nothing of what was asked; `lost` says so.
 """
 
 from __future__ import annotations
@@ -47,11 +50,22 @@ class Control:
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+        self._ends.setsockopt(zmq.LINGER, 0)
+        self._lost = False
         self._socket.connect(f"ipc://{path}")
         self._undisturbed = Undisturbed()
         self._number = 0
         self._asked: object = None
         self._answer: object = None
+
+    @property
+    def lost(self) -> bool:
+        """Whether the daemon at the other end is gone, or the connection closed."""
+        if not self._lost:
+            self._lost = self._context.closed or bool(self._ends.poll(0))
+        return self._lost
 
     def request(
         self,
@@ -66,6 +80,8 @@ class Control:
 
         `keep` stores the answer where no interrupt can lose it.
         """
+        if self.lost:
+            raise self._gone()
         if self._asked != message:
             with self._undisturbed:
                 self._number += 1
@@ -90,8 +106,16 @@ class Control:
     def close(self) -> None:
         """Gives what was said a moment to leave, and closes. May be called again."""
         if not self._context.closed:
+            self._socket.disable_monitor()
+            self._ends.close()
             self._socket.close(linger=_LINGER_MS)
             self._context.term()
+
+    def _gone(self) -> DaemonUnavailable:
+        return DaemonUnavailable(
+            f"the daemon on {self.path} has gone. `zephon launch` starts it again by itself, and the next batch comes; "
+            "else start it again, and the job from its last checkpoint."
+        )
 
     def _name(self) -> bytes:
         return str(self._number).encode()
@@ -99,6 +123,7 @@ class Control:
     def _awaited(self, expect: type[object], timeout: float, watched: Watched | None) -> object:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._ends, zmq.POLLIN)
         fd, reason = -1, ""
         deadline = time.monotonic() + timeout
         if watched is not None and watched.closed:
@@ -113,6 +138,9 @@ class Control:
                 continue
             if answer is not None:
                 return answer
+            if self.lost:
+                self._asked = None
+                raise self._gone()
             left = deadline - time.monotonic()
             if left <= 0:
                 self._asked = None

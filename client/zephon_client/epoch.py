@@ -39,6 +39,8 @@ class Epoch:
         most = max(frontier.records for frontier in starts.values())
         self.turns = RoundRobin({lane: starts[lane].records for lane in owned}, most, microbatch_size)
         self.rounds, self.final, self.spent = 0, False, False
+        self.released: Released | None = None
+        """The furthest that was said of which rounds may be delivered."""
         self.touched = False
         """Whether anything was delivered."""
         self._drop_last = drop_last
@@ -63,7 +65,8 @@ class Epoch:
         elif isinstance(message, LaneTotal):
             self._totals[message.lane] = message.records
             self._skipped[message.lane] = message.skipped
-        else:
+        elif self.released is None or message.rounds > self.rounds or message.final:
+            self.released = message
             self.rounds, self.final, self.spent = message.rounds, message.final, message.spent
 
     # Turns
@@ -137,12 +140,20 @@ class Epoch:
             return dict(self.starts)
         # Within the first round others may still catch up, so that M alone says nothing of their lanes.
         if not turns.rounds or not turns.at_round_end:
-            return {lane: frontier_at(self._windows[lane], count) for lane, count in turns.records.items()}
+            return self.own_frontiers()
         stands = turns.most + turns.rounds * turns.microbatch_size
         return {
             lane: frontier_at(windows, turns.records.get(lane, min(stands, self._totals.get(lane, stands))))
             for lane, windows in self._windows.items()
         }
+
+    def own_frontiers(self) -> dict[int, Frontier]:
+        """Where this rank's own lanes stand."""
+        return {lane: frontier_at(self._windows[lane], count) for lane, count in self.turns.records.items()}
+
+    def totals(self) -> list[LaneTotal]:
+        """The lanes' totals that are known."""
+        return [LaneTotal(n, self.number, records, self._skipped[n]) for n, records in self._totals.items()]
 
     def end_report(self) -> str | None:
         """What to tell the user of an epoch that is over."""

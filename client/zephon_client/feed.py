@@ -26,13 +26,14 @@ from zephon.transport.protocol import (
     Join,
     LaneTotal,
     NewSegment,
+    ReadersLeft,
     Released,
     Returned,
 )
 from zephon_client.slots import Slots
 from zephon_client.undisturbed import Undisturbed
 
-FROM_ENGINE = (NewSegment, BatchReady, BatchesReady, Announced, LaneTotal, Released, Alive, Failed)
+FROM_ENGINE = (NewSegment, BatchReady, BatchesReady, Announced, LaneTotal, Released, ReadersLeft, Alive, Failed)
 _AT_ONCE = 64
 _SLOTS_A_MESSAGE = 1000
 

@@ -7,6 +7,10 @@ batches that the training loop got.
 States are composed here, from the rank's own counts and the windows that engines have announced; no request is made,
 so that a checkpoint can be taken even after the daemon has died.
 
+The run outlives the connection. When the engine or the daemon dies, the next call that wants a batch delivers what is
+here already, then waits for them to come back, connects anew, says how far this rank is, and goes on: the training
+loop notices nothing but a pause. A Ctrl-C in that wait changes nothing either; the next call goes on waiting.
+
 One thread at a time uses a Loader. Arrays of its batches may live and die in any.
 """
 
@@ -16,16 +20,17 @@ import json
 import os
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from zephon.batches import Batch
-from zephon.errors import CheckpointError, DaemonUnavailable, SettingError, ZephonError
+from zephon.errors import CheckpointError, DaemonUnavailable, SettingError, TopologyError, ZephonError
 from zephon.frontiers import Checkpoint, complete_checkpoint
 from zephon.lanes import check_step
 from zephon.transport import layout
 from zephon.transport.protocol import Attach, Attached, Progress, ProgressReport
+from zephon_client.absence import LOSSES, Absence
 from zephon_client.connection import Connection
 from zephon_client.epoch import Epoch, Ready
 from zephon_client.output import Output
@@ -60,12 +65,19 @@ class Loader(Iterator[Batch]):
         self._ended = False
         """Whether the epoch has ended and the caller has not been told yet."""
         self._unheard = self._ungiven = 0
+        self._losses = 0
+        """Connections that have ended since the last batch was delivered."""
+        self._refused: ZephonError | None = None
+        """Why the run cannot go on, said when this rank came back to it."""
         self._warned: set[str] = set()
         self._closed = False
         self._connect()
 
     def _connect(self) -> None:
-        self._connection = Connection(self._path, self._settings, self._start_seconds)
+        self._use(Connection(self._path, self._settings, self._start_seconds))
+
+    def _use(self, connection: Connection) -> None:
+        self._connection = connection
         # Not `__del__`: this runs at the interpreter's end too, while modules still exist, and keeps no Loader alive.
         self._ending = weakref.finalize(self, self._connection.end)
 
@@ -79,8 +91,8 @@ class Loader(Iterator[Batch]):
     def __next__(self) -> Batch:
         """The next batch; StopIteration at the end of the epoch, after which the next one begins.
 
-        Raises what ended the run (RecordError, RunFailed, …), DaemonUnavailable when the daemon is gone or silent, and
-        TopologyError when nothing has moved for `timeout` seconds because ranks are missing.
+        Raises what ended the run (RecordError, RunFailed, …), DaemonUnavailable when the daemon is silent, or gone and
+        does not come back, and TopologyError when nothing has moved for `timeout` seconds because ranks are missing.
         """
         self._check_open()
         if self._ended:
@@ -112,6 +124,7 @@ class Loader(Iterator[Batch]):
                 if copied and not output.copies:
                     self._warn_of_copies(ready)
                 batch: Batch = ready.batch
+                self._losses = 0
                 self._handed = ready
                 return batch
             if over:
@@ -119,6 +132,10 @@ class Loader(Iterator[Batch]):
                 waiting = None
                 continue
             self._check_alive()
+            if self._connection.feed.closed:
+                self._come_back()
+                waiting = None
+                continue
             if waiting is None:
                 waiting = Waiting(self._connection.feed, self._limits, self._path, lane, epoch.number)
             waiting.step()
@@ -277,14 +294,15 @@ class Loader(Iterator[Batch]):
         if self._run is not None:
             return self._run
         self._check_open()
-        connection, welcome = self._connection, self._connection.welcome
-        if self._plan is None:
-            checkpoint = json.dumps(self._loaded.to_json()) if self._loaded is not None else ""
-            attach = Attach(welcome.token, welcome.client, checkpoint, self._allow_changed)
-            connection.control.request(attach, Attached, self._settings.timeout, connection.feed, keep=self._keep_plan)
+        while self._plan is None:
+            try:
+                self._attach("", self._keep_plan)
+            except DaemonUnavailable:
+                if not self._connection.lost:
+                    raise
+                self._come_back()
         plan = self._plan
-        assert plan is not None
-        run = Run(plan)
+        run = Run(plan, self._settings.group_readers)
         check_step(self._settings.batches_per_step, run.lanes)
         self._output = Output(self._settings, run.dataset_names, plan.packed)
         self._run = run
@@ -292,8 +310,57 @@ class Loader(Iterator[Batch]):
             warnings.warn(text, stacklevel=4)
         return run
 
+    def _attach(self, statement: str, keep: Callable[[Attached], None]) -> None:
+        connection, welcome = self._connection, self._connection.welcome
+        checkpoint = json.dumps(self._loaded.to_json()) if self._loaded is not None else ""
+        attach = Attach(welcome.token, welcome.client, checkpoint, self._allow_changed, statement)
+        connection.control.request(attach, Attached, self._settings.timeout, connection.feed, keep=keep)
+
     def _keep_plan(self, plan: Attached) -> None:
         self._plan = plan
+
+    def _come_back(self) -> None:
+        """The connection has ended: makes a new one, and goes on with the run where this rank is.
+
+        Raises DaemonUnavailable when nobody comes back, and what the daemon refuses this rank with.
+        """
+        if self._run is not None:
+            with self._undisturbed:
+                self._settle(self._run)
+                self._run.forget_undelivered()
+        before = self._connection.welcome
+        absence = Absence(self._path, before.supervisor, self._settings.timeout)
+        self._losses += 1
+        while True:
+            self._ending.detach()
+            self._connection.abandon()
+            try:
+                connection = Connection(self._path, self._settings, 0.0, before)
+                self._use(connection)
+                before = connection.welcome
+                absence.answered()
+                if self._run is not None:
+                    self._go_on(self._run)
+                return
+            except DaemonUnavailable as error:
+                absence.wait(error)
+
+    def _go_on(self, run: Run) -> None:
+        """Attaches the run to a new connection."""
+        found: list[Attached] = []
+        try:
+            self._attach(run.statement().encode(), found.append)
+            run.check_same(found[0])
+        except DaemonUnavailable:
+            raise
+        except ZephonError as error:
+            if not isinstance(error, TopologyError):  # ranks that are in the way may end
+                self._refused = error
+            self._ending.detach()
+            self._connection.close()
+            raise
+        if run.begun:
+            self._connection.feed.begin(run.epoch.number)
 
     def _begun(self) -> tuple[Run, Output]:
         run = self._attached()
@@ -365,11 +432,12 @@ class Loader(Iterator[Batch]):
         feed = self._connection.feed
         if feed.failed is not None:
             raise error_of(feed.failed.kind, feed.failed.text, feed.failed.record)
-        if feed.closed:
+        if self._refused is not None:
+            raise self._refused
+        if self._losses >= LOSSES:
             raise DaemonUnavailable(
-                f"the daemon on {self._path}, or its engine, has gone: the connection ended. Take state_dict() if it "
-                "is wanted (it still works), start the daemon again (`zephon launch` does so by itself, and a daemon "
-                "replaces its engine), connect anew and resume from the checkpoint."
+                f"the daemon on {self._path}, or its engine, has ended {self._losses} times since the last batch. See "
+                "its log; state_dict() still works."
             )
 
 

@@ -1,4 +1,8 @@
-"""The run that a rank is attached to, over its epochs: messages find their epoch, and states become checkpoints."""
+"""The run that a rank is attached to, over its epochs: messages find their epoch, states become checkpoints.
+
+The run outlives its connections: when the engine or the daemon dies, what was not delivered is forgotten, and
+`statement` says to the next engine where to go on.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +10,17 @@ import json
 from collections import deque
 from typing import Any
 
-from zephon.errors import ProtocolError
+from zephon.errors import CheckpointMismatch, ProtocolError
 from zephon.frontiers import Checkpoint, Frontier
-from zephon.transport.protocol import Announced, Attached, BatchReady, LaneTotal, Released
+from zephon.transport.protocol import Announced, Attached, BatchReady, LaneTotal, ReadersLeft, Released
+from zephon.transport.statement import EPOCHS_STATED, Statement
 from zephon_client.epoch import Epoch
 
 
 class Run:
     """Bookkeeping of one attached client, without I/O."""
 
-    def __init__(self, plan: Attached) -> None:
+    def __init__(self, plan: Attached, readers: int = 1) -> None:
         if len(plan.starts) != plan.lanes or any(len(start) != 4 for start in plan.starts):
             raise ProtocolError(f"the daemon gave {len(plan.starts)} frontiers for {plan.lanes} lanes")
         self.plan = plan
@@ -27,7 +32,11 @@ class Run:
         """Whether the current epoch's batches were asked for."""
         self._identity: dict[str, Any] = json.loads(plan.identity)
         self._first = True
-        self.epoch = self._made(plan.epoch, plan.frontiers())
+        starts = plan.frontiers()
+        self._origin = Checkpoint(self._identity, plan.epoch, starts)
+        self._readers = readers
+        self.epoch = self._made(plan.epoch, starts)
+        self._past: deque[Epoch] = deque(maxlen=EPOCHS_STATED - 1)
         self._later: dict[int, Epoch] = {}
 
     @property
@@ -47,8 +56,10 @@ class Run:
         """Notes the messages, and empties the queue. Returns batches of an epoch that is over."""
         stale = []
         while arrived:
-            message: BatchReady | Announced | LaneTotal | Released = arrived[0]
-            if message.epoch == self.epoch.number:
+            message: BatchReady | Announced | LaneTotal | Released | ReadersLeft = arrived[0]
+            if isinstance(message, ReadersLeft):
+                self._readers = message.readers
+            elif message.epoch == self.epoch.number:
                 self.epoch.take(message)
             elif message.epoch > self.epoch.number:
                 self._epoch(message.epoch).take(message)
@@ -61,6 +72,7 @@ class Run:
         """Goes on to the next epoch. Returns the batches that will not be delivered any more."""
         left = self.epoch.undelivered()
         self.rounds_before += self.epoch.turns.rounds
+        self._past.append(self.epoch)
         number = self.epoch.number + 1
         self.epoch = self._epoch(number)
         del self._later[number]
@@ -72,6 +84,36 @@ class Run:
         if self.epoch.at_end:
             return Checkpoint(self._identity, self.epoch.number + 1, self._zeros())
         return Checkpoint(self._identity, self.epoch.number, self.epoch.frontiers())
+
+    def forget_undelivered(self) -> None:
+        """The connection has ended: what came over it and was not delivered comes again over the next."""
+        for epoch in (self.epoch, *self._later.values()):
+            epoch.undelivered()
+
+    def check_same(self, plan: Attached) -> None:
+        """Refuses a plan that is not this run's: the recipe may have changed under it."""
+        mine, its = self.plan, plan
+        shape = ("lanes", "owned", "microbatch_size", "drop_last", "even_ends", "packed", "dataset_names", "epoch")
+        differ = [name for name in shape if getattr(mine, name) != getattr(its, name)]
+        differ += ["identity"] if json.loads(its.identity) != self._identity else []
+        if differ:
+            raise CheckpointMismatch(
+                f"the daemon came back with another run: {', '.join(differ)} differ. Was the recipe changed, or its "
+                "data, under the run? Start the job again from its last checkpoint."
+            )
+
+    def statement(self) -> Statement:
+        """What the next engine must know."""
+        known = (*self._past, self.epoch, *self._later.values())
+        return Statement(
+            origin=self._origin,
+            at=Checkpoint(self._identity, self.epoch.number, self.epoch.own_frontiers()),
+            stands=dict(self.epoch.turns.stands),
+            rounds=self.epoch.turns.rounds,
+            readers=self._readers,
+            released=tuple(epoch.released for epoch in known if epoch.released is not None),
+            totals=tuple(total for epoch in known for total in epoch.totals()),
+        )
 
     def _zeros(self) -> dict[int, Frontier]:
         return {lane: Frontier() for lane in range(self.plan.lanes)}

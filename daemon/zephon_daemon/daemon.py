@@ -28,14 +28,28 @@ import zmq
 from zephon.errors import ProtocolError, SettingError, ZephonError
 from zephon.recipe import split_name
 from zephon.transport import protocol as p
-from zephon.transport.channels import Channel, Listener, answers, connect, listen
+from zephon.transport.channels import Channel, Listener, answers, close_all, connect, listen
 from zephon.transport.endpoints import announce, data_path, withdraw
+from zephon.transport.large import decode_large
 from zephon.transport.messages import MAX_MESSAGE, decode, encode
+from zephon_daemon.black_box import BlackBox
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch
 from zephon_daemon.progress import Rates, memory_of
-from zephon_daemon.sessions import LONGEST_TEXT, Answer, Forget, HandOver, Instruction, Sessions, Start, ToEngine
+from zephon_daemon.sessions import (
+    LONGEST_TEXT,
+    Answer,
+    Forget,
+    HandOver,
+    HangUp,
+    Instruction,
+    Sessions,
+    Start,
+    ToEngine,
+)
 from zephon_daemon.supervision import CannotGoOn, Supervision, Targets
+
+FROM_ENGINE = (p.EngineReady, p.WorkerServes, p.RunStarted, p.RunRefused, p.ReaderGone, p.EngineReport)
 
 JOIN_SECONDS = 10.0
 """A data connection that has not said whose it is by then is closed."""
@@ -98,7 +112,7 @@ class Daemon:
         self._settings = settings
         path, name = split_name(settings.recipe)
         self._recipe = os.path.abspath(os.path.expanduser(path)) + ("" if path == settings.recipe else f":{name}")
-        self._sessions = Sessions(self._recipe)
+        self._sessions = Sessions(self._recipe, supervisor=_supervisor(settings))
         self._supervision = Supervision(
             self._recipe,
             {"workers": settings.workers, "memory": settings.memory},
@@ -122,6 +136,7 @@ class Daemon:
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ready = self._bound = self._closing = self._ends_clients = False
         self._watched_engine = self._watched_server = -1
+        self._box: BlackBox | None = None
 
     # Life
 
@@ -184,6 +199,7 @@ class Daemon:
         for fd in (*self._watches.values(), self._wake, self._waker, self._parent):
             if fd is not None:
                 os.close(fd)
+        self._open_box()
 
     def _bind(self) -> None:
         path = self._settings.socket
@@ -298,9 +314,20 @@ class Daemon:
             self._unwatch(self._watched_engine)
             self._unwatch(self._watched_server)
             self._watched_engine = self._watched_server = -1
+            work = self._open_box()
+            how = f"{how}, {work}" if work else how
             self._supervision.lose_engine(how)
             self._carry_out(self._sessions.engine_died(how, time.monotonic()))
             self._give_up_reports(list(self._reports), f"died ({how}), a new one is started")
+
+    def _open_box(self) -> str:
+        """What the engine was at work on when it died."""
+        box, self._box = self._box, None
+        if box is None:
+            return ""
+        work = str(box)
+        box.close()
+        return work
 
     def _update_watches(self) -> None:
         server = self._supervision.fileno()
@@ -336,11 +363,17 @@ class Daemon:
     def _hear_engine(self, engine: Channel) -> None:
         now = time.monotonic()
         for data, fds in engine.receive():
-            for fd in fds:
-                os.close(fd)
-            message = decode(data, expect=(p.EngineReady, p.RunStarted, p.RunRefused, p.ReaderGone, p.EngineReport))
+            try:
+                message = decode_large(data, fds, FROM_ENGINE)
+                if isinstance(message, p.EngineReady) and fds:
+                    self._open_box()
+                    self._box = BlackBox.attach(fds.pop(0))
+            finally:
+                close_all(fds)
             if isinstance(message, p.EngineReady):
                 self._engine_ready(message)
+            elif isinstance(message, p.WorkerServes):
+                self._supervision.worker_serves(message.worker)
             elif isinstance(message, p.RunStarted):
                 self._carry_out(self._sessions.run_started(message, now))
             elif isinstance(message, p.ReaderGone):
@@ -419,24 +452,18 @@ class Daemon:
             elif isinstance(order, Start):
                 self._start_run(order)
             elif isinstance(order, HandOver):
-                self._hand_over(order.message)
+                self._hand_over(order)
+            elif isinstance(order, HangUp):
+                self._hang_up(order.client)
             elif isinstance(order, ToEngine):
                 self._to_engine(order.message)
             else:
                 self._forget(order)
 
     def _start_run(self, order: Start) -> None:
-        """A checkpoint may be larger than a message: it travels as sealed memory."""
-        fd = os.memfd_create("zephon:checkpoint", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            data = order.checkpoint.encode()
-            while data:
-                data = data[os.write(fd, data) :]
-            os.lseek(fd, 0, os.SEEK_SET)
-            fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
-            self._to_engine(order.message, (fd,))
-        finally:
-            os.close(fd)
+        fd = _memory_of(order.checkpoint)
+        self._to_engine(order.message, (fd,))
+        os.close(fd)
 
     # Data connections and clients
 
@@ -496,16 +523,21 @@ class Daemon:
 
     def _forget(self, order: Forget) -> None:
         self._unwatch_client(order.client)
-        channel = self._held.pop(order.client, None)
+        self._hang_up(order.client)
+
+    def _hang_up(self, client: int) -> None:
+        channel = self._held.pop(client, None)
         if channel is not None:
             self._unwatch(channel.fileno())
             channel.close()
 
-    def _hand_over(self, message: p.AddReader) -> None:
-        channel = self._held.pop(message.client, None)
+    def _hand_over(self, order: HandOver) -> None:
+        channel = self._held.pop(order.message.client, None)
         if channel is not None:
             self._unwatch(channel.fileno())
-            self._to_engine(message, (channel.fileno(),))
+            memory = (_memory_of(order.statement),) if order.statement else ()
+            self._to_engine(order.message, (channel.fileno(), *memory))
+            close_all(memory)
             channel.close()
 
     # Progress
@@ -537,6 +569,26 @@ class Daemon:
             "engine_state": state,
             "engine": engine,
         }
+
+
+def _memory_of(text: str) -> int:
+    """Text that may be larger than a message, as sealed memory; the caller's to close."""
+    fd = os.memfd_create("zephon:text", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    data = text.encode()
+    while data:
+        data = data[os.write(fd, data) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
+    return fd
+
+
+def _supervisor(settings: Settings) -> str:
+    """Who starts this daemon again should it die, as clients are told."""
+    if settings.parent is not None:
+        return f"launch {settings.parent}"
+    if os.environ.get("NOTIFY_SOCKET"):
+        return "systemd"
+    return "kubernetes" if os.environ.get("KUBERNETES_SERVICE_HOST") else os.environ.get("ZEPHON_SUPERVISOR", "")
 
 
 def _who_serves(path: str) -> str | None:

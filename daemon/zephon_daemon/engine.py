@@ -35,19 +35,27 @@ from zephon.recipe import load_recipe
 from zephon.runners import Pool, make_pool
 from zephon.transport import protocol as p
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel, close_all
+from zephon.transport.large import send_large
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
 from zephon.transport.segments import Segment
+from zephon.transport.statement import decode_statement
 from zephon.windows import Front, Outcome, Task, pointers_of
+from zephon_daemon.black_box import BlackBox
 from zephon_daemon.pages import give_back
 from zephon_daemon.report import bounded, run_report
 from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
 from zephon_daemon.scheduler import Scheduler, Work
 from zephon_daemon.stages import Stages
+from zephon_daemon.start_check import warnings_from_child
 from zephon_daemon.worker import failure
 
-FROM_DAEMON = (p.AddWorker, p.WorkerGone, p.StartRun, p.AddReader, p.DropReader, p.EndRun, p.Report)
-from zephon_daemon.start_check import warnings_from_child
+FROM_DAEMON = (
+    p.AddWorker, p.WorkerGone, p.StartRun, p.AddReader, p.ExpectReaders, p.DropReader, p.EndRun, p.Report,
+)  # fmt: skip
+USERS = (Exception, KeyboardInterrupt, SystemExit)
+"""What a user's code may raise, `sys.exit()` included: it ends the run, not the engine."""
+
 TICK_SECONDS = 1.0
 TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
@@ -69,6 +77,8 @@ class LiveRun:
     stage: int | None = None
     failed: p.Failed | None = None
     reported: int = 0
+    through: str = ""
+    """The operators that run in the engine, for the black box."""
 
     def report(self) -> dict[str, Any]:
         """The run for `zephon progress`."""
@@ -120,6 +130,7 @@ class Engine:
         self._local: deque[tuple[Hashable, int, Future[Outcome]]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._errors: deque[str] = deque(maxlen=50)
+        self._box = BlackBox.create()
         self._moved = 0
         self._next_tick = time.monotonic() + TICK_SECONDS
 
@@ -136,7 +147,8 @@ class Engine:
             cloudpickle.register_pickle_by_value(module)
         self._watch(self._daemon, self._from_daemon)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_local)
-        self._to_daemon(p.EngineReady(list(self._recipe.names), int(self._settings.get("workers") or 0)))
+        ready = p.EngineReady(list(self._recipe.names), int(self._settings.get("workers") or 0))
+        self._daemon.send(encode(ready, limit=MAX_DESCRIPTOR), (self._box.fileno(),))
         while not self._daemon.closed:
             for key, _ in self._selector.select(max(0.0, self._next_tick - time.monotonic())):
                 key.data()
@@ -192,7 +204,9 @@ class Engine:
         elif isinstance(message, p.StartRun):
             self._start_run(message, _read_memory(fds.pop(0)))
         elif isinstance(message, p.AddReader):
-            self._add_reader(message, Channel.from_fd(fds.pop(0)))
+            self._add_reader(message, Channel.from_fd(fds.pop(0)), _read_memory(fds.pop(0)) if fds else b"")
+        elif isinstance(message, p.ExpectReaders):
+            self._expect(message)
         elif isinstance(message, p.DropReader):
             self._lose_client(message.client)
         elif isinstance(message, p.EndRun):
@@ -201,6 +215,7 @@ class Engine:
             self._to_daemon(p.EngineReport(message.request, bounded(self._report())))
 
     def _start_run(self, order: p.StartRun, checkpoint: bytes) -> None:
+        self._box.other(f"the start of pipeline {order.pipeline!r}")
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")
@@ -208,10 +223,12 @@ class Engine:
         except ZephonError as error:
             self._to_daemon(p.RunRefused(order.run, type(error).__name__, str(error)))
             return
-        except Exception as error:  # a user's function called while the recipe is resolved may raise anything
+        except USERS as error:  # a user's function called while the recipe is resolved may raise anything
             traceback.print_exc()
             self._to_daemon(p.RunRefused(order.run, "RecipeError", f"{type(error).__name__}: {error}"))
             return
+        finally:
+            self._box.idle()
         self._runs[order.run] = live
         give_back()
         plan, run = live.run.plan, live.run
@@ -230,7 +247,7 @@ class Engine:
             sources={lane: f.source for lane, f in enumerate(starts) if f.source},
             warnings=[str(w.message) for w in caught if issubclass(w.category, UserWarning)],
         )
-        self._to_daemon(p.RunStarted(order.run, attached, live.pipeline.topology.mapping_strategy))
+        send_large(self._daemon, p.RunStarted(order.run, attached, live.pipeline.topology.mapping_strategy))
 
     def _resolve(self, order: p.StartRun, checkpoint: bytes) -> LiveRun:
         pipeline = self._recipe.pipeline(order.pipeline)
@@ -240,6 +257,8 @@ class Engine:
         check_topology(plan.lanes, order.dp_degree, 0, strategy)
         for operator in plan.back:
             operator.setup()
+        for text in warnings_from_child(plan, plan.back):
+            warnings.warn(text, stacklevel=2)
         run = Run(
             plan,
             dp_degree=order.dp_degree,
@@ -249,6 +268,7 @@ class Engine:
             slots=pipeline.execution.prefetch_batches,
         )
         live = LiveRun(order.run, order.pipeline, pipeline, run)
+        live.through = ", ".join(operator.name for operator in plan.back) or "the making of batches"
         front = Front(plan)
         if pipeline.execution.runner in ("inline", "threads"):
             count = pipeline.execution.max_workers or int(self._settings.get("workers") or 1)
@@ -257,8 +277,6 @@ class Engine:
             self._scheduler.add(("local", order.run), lambda run, mine=order.run: run == mine, credit)  # type: ignore[misc]
         else:
             live.stage, dropped = self._stages.of(front, {other.stage for other in self._runs.values()})
-        for text in warnings_from_child(plan, plan.back):
-            warnings.warn(text, stacklevel=2)
             for number in dropped:
                 self._drop_stage(number)
         return live
@@ -279,6 +297,11 @@ class Engine:
         self._scheduler.workers.pop(("local", number), None)
         if live.pool is not None:
             live.pool.close()
+        for operator in live.run.plan.back:
+            try:
+                operator.teardown()
+            except ZephonError as error:  # the run is over: there is nobody left to tell but the log
+                _log.warning("%s", error)
         for segment in live.segments.values():
             segment.close()
 
@@ -297,11 +320,6 @@ class Engine:
             for payload, fds in port.channel.receive():
                 try:
                     self._worker_says(number, port, payload, fds)
-        for operator in live.run.plan.back:
-            try:
-                operator.teardown()
-            except ZephonError as error:  # the run is over: there is nobody left to tell but the log
-                _log.warning("%s", error)
                 finally:
                     close_all(fds)
         except ProtocolError as error:  # what a worker says may be anything after user code has gone wild in it
@@ -338,6 +356,8 @@ class Engine:
     def _task_done(self, number: int, port: WorkerPort, message: p.TaskDone) -> None:
         block = read(_worker_slot(port, message))  # before the task counts as done, in case it has to be done again
         work = self._scheduler.done(number, message.task, message.microseconds)
+        if work is not None and self._scheduler.workers[number].done == 1:
+            self._to_daemon(p.WorkerServes(number))
         live = self._runs.get(work.run) if work is not None else None
         if work is not None and live is not None and live.failed is None:
             if not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
@@ -368,9 +388,9 @@ class Engine:
             if work is None or live is None or live.failed is not None or future.cancelled():
                 continue
             error = future.exception()
-            if isinstance(error, Exception):
+            if error is not None:
                 self._fail_with(live, error)
-            elif error is None:
+            else:
                 self._accept(live, work, future.result())
 
     # Assigning and accepting work
@@ -379,7 +399,11 @@ class Engine:
         for worker, task_id, work in self._scheduler.assign(self._pick):
             live = self._runs[work.run]
             if live.pool is not None:
-                future = live.pool.submit(work.task)
+                try:
+                    future = live.pool.submit(work.task)
+                except (KeyboardInterrupt, SystemExit) as error:  # all else is the future's
+                    self._fail_with(live, error)
+                    continue
                 future.add_done_callback(lambda f, w=worker, t=task_id: self._finished_locally(w, t, f))  # type: ignore[misc]
                 continue
             port = self._workers[worker]  # type: ignore[index]
@@ -398,7 +422,11 @@ class Engine:
         """The next task for a worker, of the run with the least runway among those that it serves."""
         best: tuple[float, int, int] | None = None
         for number, live in self._runs.items():
-            chosen = live.run.choose(worker, workers) if live.failed is None and serves(number) else None
+            try:
+                chosen = live.run.choose(worker, workers) if live.failed is None and serves(number) else None
+            except USERS as error:  # a work source of the user's own was asked for chunks
+                self._fail_with(live, error)
+                continue
             if chosen is not None and (best is None or chosen[0] < best[0]):
                 best = (chosen[0], number, chosen[1])
         if best is None:
@@ -415,10 +443,12 @@ class Engine:
                 live.reported += 1
                 more = "; further ones are only counted" if live.reported == REPORTS_LOGGED else ""
                 _log.warning("%s%s", report, more)
+        self._box.task(work.task, live.through)
         try:
             self._carry_out(live, live.run.outcome(work.task.lane, work.task.epoch, work.number, outcome))
-        except Exception as error:  # an accumulator, or a stateless operator after one, failed
+        except USERS as error:  # an accumulator, or a stateless operator after one, failed
             self._fail_with(live, error)
+        self._box.idle()
 
     def _carry_out(self, live: LiveRun, instructions: list[Instruction]) -> None:
         written: list[Write] = []
@@ -466,7 +496,7 @@ class Engine:
             if port is not None:
                 port.channel.send(payload, (segment.fileno(),))
 
-    def _fail_with(self, live: LiveRun, error: Exception) -> None:
+    def _fail_with(self, live: LiveRun, error: BaseException) -> None:
         if not isinstance(error, ZephonError):
             traceback.print_exception(error)
         told = failure(0, error)
@@ -489,16 +519,30 @@ class Engine:
         if port is not None:
             port.channel.send(payload)
 
-    def _add_reader(self, message: p.AddReader, channel: Channel) -> None:
+    def _add_reader(self, message: p.AddReader, channel: Channel, statement: bytes) -> None:
         live = self._runs.get(message.run)
         if live is None:
             channel.close()
             return
         self._clients[message.client] = ClientPort(channel, message.run)
         self._watch(channel, lambda: self._from_client(message.client))
-        self._carry_out(live, live.run.join(message.client, message.group, message.group_readers))
+        try:
+            stated = decode_statement(statement.decode()) if statement else None
+            self._carry_out(live, live.run.join(message.client, message.group, message.group_readers, stated))
+        except ProtocolError as error:
+            self._send(message.client, encode(p.Failed("ProtocolError", str(error), [])))
+        except USERS as error:  # as in `_from_client`
+            self._fail_with(live, error)
         if live.failed is not None:
             self._send(message.client, encode(live.failed))
+
+    def _expect(self, message: p.ExpectReaders) -> None:
+        live = self._runs.get(message.run)
+        if live is not None:
+            try:
+                self._carry_out(live, live.run.expect(message.group, message.readers))
+            except USERS as error:  # as in `_from_client`
+                self._fail_with(live, error)
 
     def _from_client(self, client: int) -> None:
         port = self._clients.get(client)
@@ -515,7 +559,7 @@ class Engine:
                     self._client_says(client, port, live, payload)
                 except ProtocolError:
                     raise
-                except Exception as error:  # writing a batch that a slot was awaited for may fail as any operator may
+                except USERS as error:  # writing a batch that a slot was awaited for may fail as any operator may
                     self._fail_with(live, error)
         except ProtocolError as error:  # nothing that it says can be relied on: it is out, the others go on
             self._errors.append(f"client {client} is dropped: {error}")
@@ -568,7 +612,7 @@ class Engine:
         if live is not None:
             try:
                 self._carry_out(live, live.run.leave(client))
-            except Exception as error:  # as in `_from_client`
+            except USERS as error:  # as in `_from_client`
                 self._fail_with(live, error)
 
     # Progress

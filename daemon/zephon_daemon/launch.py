@@ -38,7 +38,7 @@ QUICK_SECONDS = 5.0
 """A daemon that lived shorter than that is started again after a pause, which grows."""
 
 STARTS = 6
-"""Daemons in a row that may end so quickly."""
+"""Daemons in a row that may end so quickly, before they were ready."""
 
 END_SECONDS = 12.0
 """How long the daemon has for its end."""
@@ -151,12 +151,21 @@ class _Launch:
         code = self._daemon.poll()
         if code is None or self._start_at is not None or self._quick_ends >= STARTS:
             return
-        self._quick_ends = self._quick_ends + 1 if now - self._started < QUICK_SECONDS else 0
+        quick = now - self._started < QUICK_SECONDS
+        self._quick_ends = self._quick_ends + 1 if quick and not self._was_ready() else 0
         if self._quick_ends >= STARTS:
             _log.error("the daemon ended %d times in a row (%s), it is not started again", STARTS, describe_end(code))
             return
         _log.warning("the daemon ended: %s. It is started again", describe_end(code))
         self._start_at = now + (0.25 * 2**self._quick_ends if self._quick_ends else 0.0)
+
+    def _was_ready(self) -> bool:
+        """Whether the daemon that has ended had said that it was ready."""
+        assert self._daemon is not None
+        assert self._daemon.stdout is not None
+        if not select.select([self._daemon.stdout], [], [], 0)[0]:
+            return False
+        return bool(os.read(self._daemon.stdout.fileno(), 4096))
 
     def _pass_on(self, found: signal.struct_siginfo | None, command: subprocess.Popen[bytes]) -> None:
         if found is None or found.si_signo == signal.SIGCHLD or command.poll() is not None:

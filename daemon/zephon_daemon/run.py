@@ -6,6 +6,11 @@ engine's shell carries out in order. So every interleaving can be played in one 
 A lane goes through its epochs alone: it is produced as soon as the run has begun that epoch, and written to its ring
 once every reader of its group has asked for that epoch. A round is released to the readers when every lane that takes
 part is known to reach it (`zephon.lanes.released_rounds`), unless arithmetic gave the totals beforehand.
+
+A run always begins at its origin, the state that was loaded, if any: so rounds end where they always did. Readers that
+were attached to an engine before say where they stand (`zephon.transport.statement`). Once all readers of a group are
+here its lanes are placed: each at the reader that is furthest behind. A batch is written for those only that have not
+had it. That holds at any time, whatever the lane was doing before.
 """
 
 from __future__ import annotations
@@ -20,8 +25,9 @@ from zephon.lanes import batch_end, batch_round, is_spent, owned_lanes, released
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.transport.layout import Layout, measure
-from zephon.transport.protocol import Announced, BatchReady, LaneTotal, Released
+from zephon.transport.protocol import Announced, BatchReady, LaneTotal, ReadersLeft, Released
 from zephon.transport.rings import RingWriter, Slot, ring_shape
+from zephon.transport.statement import EPOCHS_STATED, Statement
 from zephon.windows import Outcome, Task, samples_a_task
 from zephon_daemon.scheduler import CREDITS
 
@@ -72,14 +78,20 @@ class Write:
 Instruction = Tell | MakeRing | DropRing | Write
 
 
+Place = tuple[int, int]
+"""Where a lane stands: its epoch, and the record at which its next batch begins in turn-taking."""
+
+
 @dataclass
 class Reader:
-    """One client of a group."""
+    """One client of a group. `places` is how far each lane was given to it, `stated` its own word for that."""
 
     client: int
     group: int
     epoch: int = -1
     rounds: int = 0
+    places: dict[int, Place] = field(default_factory=dict)
+    stated: Statement | None = None
 
 
 @dataclass
@@ -92,12 +104,28 @@ class Lane:
     stands: int
     written: int
     ring: RingWriter | None = None
+    renew: bool = False
+    """Whether readers have come that do not know its ring, so that it needs a new one."""
     announced: int = 1
     total_told: bool = False
+    first_task: int = 0
+    """The number of its producer's first task: those of earlier producers are lower."""
+    handed_out: int = 0
 
     @property
     def epoch(self) -> int:
         return self.producer.epoch
+
+    @property
+    def place(self) -> Place:
+        return self.epoch, self.stands
+
+    def restart(self, producer: LaneProducer, stands: int) -> None:
+        """Go on with another producer. Outcomes of tasks of the one before are strangers to it."""
+        self.first_task += self.handed_out
+        self.handed_out = 0
+        self.producer, self.stands, self.written = producer, stands, producer.stream.first
+        self.announced, self.total_told = 1, False
 
     @property
     def runs_dry(self) -> bool:
@@ -107,11 +135,12 @@ class Lane:
 
 @dataclass
 class Gate:
-    """Which rounds of an epoch have been released to a set of lanes."""
+    """Which rounds of an epoch have been released to a set of lanes. `stated`: by an engine before this one."""
 
     most: int
     rounds: int = -ENDLESS
     final: bool = False
+    stated: Released | None = None
     produced: dict[int, int] = field(default_factory=dict)
     ended: set[int] = field(default_factory=set)
 
@@ -140,25 +169,46 @@ class Run:
         self.lanes: dict[int, Lane] = {}
         self.records_made, self.tasks_pushed = 0, 0
         self._gates: dict[tuple[int, int], Gate] = {}
+        self._totals: dict[tuple[int, int], LaneTotal] = {}
+        self._unplaced: set[int] = set()
         self._wanted_epoch = self.first_epoch
         for group in groups:
             self._start_group(group)
 
     # Events
 
-    def join(self, client: int, group: int, group_readers: int) -> list[Instruction]:
-        """A client will read the lanes of a group."""
-        self.readers[client] = Reader(client, group)
+    def join(
+        self, client: int, group: int, group_readers: int, statement: Statement | None = None
+    ) -> list[Instruction]:
+        """A client will read the lanes of a group: from the run's origin, or from where it says it stands."""
+        reader = self.readers[client] = Reader(client, group, stated=statement)
         self.expected[group] = group_readers
-        self._start_group(group)
-        return [*self._history(client)]
+        self._unplaced.add(group)
+        out: list[Instruction] = []
+        if statement is None:
+            reader.places = {n: (self.first_epoch, self.starts[n].records) for n in self.owned[group]}
+            self._start_group(group)
+        else:
+            if statement.stands.keys() != set(self.owned[group]):
+                raise ProtocolError(f"client {client} of group {group} states lanes {sorted(statement.stands)}")
+            reader.places = {n: (statement.at.epoch, stands) for n, stands in statement.stands.items()}
+            reader.rounds = statement.rounds
+            out += self._learn(statement, group)
+        return [*out, *self._history(client), *self._place(group)]
+
+    def expect(self, group: int, readers: int) -> list[Instruction]:
+        """So many readers of the group are left, those included that have not come yet."""
+        self.expected[group] = max(1, readers)
+        return self._place(group) + [step for lane in self._lanes_of(group) for step in self._advance(lane)]
 
     def begin(self, client: int, epoch: int) -> list[Instruction]:
         """A client is ready for an epoch."""
         reader = self.readers[client]
-        if epoch < max(reader.epoch, self.first_epoch):
+        latest = max(reader.epoch, self.first_epoch, reader.stated.at.epoch if reader.stated is not None else 0)
+        if not max(reader.epoch, self.first_epoch) <= epoch <= latest + 1:
             raise ProtocolError(f"client {client} asks for epoch {epoch} after epoch {reader.epoch}")
-        reader.epoch, reader.rounds = epoch, 0
+        resumes = reader.epoch < 0 and reader.stated is not None and reader.stated.at.epoch == epoch
+        reader.epoch, reader.rounds = epoch, reader.rounds if resumes else 0
         self._wanted_epoch = max(self._wanted_epoch, epoch)
         out: list[Instruction] = []
         gate = self._gate(epoch, reader.group)
@@ -174,12 +224,14 @@ class Run:
         reader = self.readers.pop(client, None)
         out: list[Instruction] = []
         if reader is not None:
-            self.expected[reader.group] = max(1, self.expected[reader.group] - 1)
-            for number in self.owned[reader.group]:
-                lane = self.lanes.get(number)
-                if lane is not None and lane.ring is not None:
+            left = self.expected[reader.group] = max(1, self.expected[reader.group] - 1)
+            out += [Tell(r.client, ReadersLeft(left)) for r in self.readers.values() if r.group == reader.group]
+            for lane in self._lanes_of(reader.group):
+                if lane.ring is not None:
                     lane.ring.drop_reader(client)
-                    out += self._advance(lane)
+            out += self._place(reader.group)
+            for lane in self._lanes_of(reader.group):
+                out += self._advance(lane)
         return out
 
     def returned(self, client: int, slots: list[list[int]], epoch: int, rounds: int) -> list[Instruction]:
@@ -203,12 +255,12 @@ class Run:
         return out
 
     def outcome(self, lane_number: int, epoch: int, number: int, outcome: Outcome) -> list[Instruction]:
-        """A task's outcome. One of an epoch that the lane has left is dropped."""
+        """A task's outcome. One that the lane has no use for any more is dropped."""
         lane = self.lanes[lane_number]
-        if lane.epoch != epoch:
+        if number < lane.first_task:
             return []
         before = lane.producer.stream.produced
-        lane.producer.accept(number, outcome)
+        lane.producer.accept(number - lane.first_task, outcome)
         self.tasks_pushed += 1
         self.records_made += lane.producer.stream.produced - before
         return self._advance(lane)
@@ -263,12 +315,17 @@ class Run:
 
     def next_task(self, lane: int) -> tuple[int, Task] | None:
         """The lane's next task, with its sequence number."""
-        return self.lanes[lane].producer.next_task()
+        at = self.lanes[lane]
+        found = at.producer.next_task()
+        if found is None:
+            return None
+        at.handed_out += 1
+        return at.first_task + found[0], found[1]
 
     def takes_borrowed(self, lane_number: int, epoch: int, number: int) -> bool:
         """Whether an outcome may lie in memory that is given back right after: it is consumed at once."""
         lane = self.lanes[lane_number]
-        return lane.epoch != epoch or lane.producer.is_next(number)
+        return number < lane.first_task or lane.producer.is_next(number - lane.first_task)
 
     def waits_for(self, lane_number: int) -> str:
         """What a lane waits for, in words."""
@@ -278,8 +335,7 @@ class Run:
         missing = self.missing_readers(lane.group)
         if missing:
             return f"{missing} more rank{'s' if missing > 1 else ''} of group {lane.group} to attach"
-        ready = all(r.epoch >= lane.epoch for r in self.readers.values() if r.group == lane.group)
-        if not ready:
+        if self._audience(lane, lane.stands + 1) is None:
             return "its ranks to begin the epoch"
         if lane.ring is not None and not lane.ring.free:
             holder = self._holding_back(lane)
@@ -326,22 +382,69 @@ class Run:
                 producer = LaneProducer(self.plan, self.first_epoch, number, start, self.task_samples)
                 self.lanes[number] = Lane(number, group, producer, start.records, start.records)
 
+    def _lanes_of(self, group: int) -> list[Lane]:
+        return [self.lanes[number] for number in self.owned[group] if number in self.lanes]
+
+    def _place(self, group: int) -> list[Instruction]:
+        """Put a group's lanes where the reader stands that is furthest behind, once all of its readers are here."""
+        here = [reader for reader in self.readers.values() if reader.group == group]
+        if group not in self._unplaced or not here or self.missing_readers(group):
+            return []
+        self._unplaced.discard(group)
+        out: list[Instruction] = []
+        for number in self.owned[group]:
+            slowest = min(here, key=lambda reader: reader.places[number])
+            lane, (epoch, stands) = self.lanes.get(number), slowest.places[number]
+            if lane is None or lane.place != (epoch, stands):
+                start = slowest.stated.at.lanes[number] if slowest.stated is not None else self.starts[number]
+                producer = LaneProducer(self.plan, epoch, number, start, self.task_samples)
+                if lane is None:
+                    lane = self.lanes[number] = Lane(number, group, producer, stands, start.records)
+                else:
+                    lane.restart(producer, stands)
+                lane.announced = 0  # other groups may know none but an earlier window
+            lane.renew = lane.ring is not None
+            out += self._advance(lane)
+        return out
+
+    def _learn(self, statement: Statement, group: int) -> list[Instruction]:
+        """Take in what an engine before this one said to a reader."""
+        out: list[Instruction] = []
+        for total in statement.totals:
+            gate = self._gate(total.epoch, group)
+            if total.lane in gate.produced:
+                gate.produced[total.lane] = max(gate.produced[total.lane], total.records)
+                gate.ended.add(total.lane)
+            out += self._tell_total(total)
+        epochs = {total.epoch for total in statement.totals} | {released.epoch for released in statement.released}
+        said = {released.epoch: released for released in statement.released}
+        for epoch in epochs:
+            gate = self._gate(epoch, group)
+            before = gate.rounds, gate.final
+            told = said.get(epoch)
+            if told is not None:
+                gate.rounds, gate.final = max(gate.rounds, told.rounds), gate.final or told.final
+                gate.stated = told if told.final else gate.stated
+            self._open(gate, epoch)
+            if before != (gate.rounds, gate.final):
+                out += self._tell_released(gate, epoch)
+                for lane in list(self.lanes.values()):
+                    out += self._advance(lane)
+        return out
+
     def _history(self, client: int) -> Iterator[Tell]:
         """What was announced before a client came."""
         for lane in self.lanes.values():
-            for announcement in lane.producer.announcements[1 : lane.announced]:
+            for announcement in lane.producer.announcements[: lane.announced]:
                 yield Tell(client, Announced(lane.number, lane.epoch, *announcement), droppable=True)
-            if lane.total_told:
-                yield Tell(client, self._total(lane))
+        for total in self._totals.values():
+            yield Tell(client, total)
 
     def _advance(self, lane: Lane) -> list[Instruction]:
         """Do for a lane whatever can be done now."""
         out = [*self._announce(lane), *self._release(lane), *self._write(lane)]
         if self._may_turn_over(lane):
-            start = Frontier()
-            lane.producer = LaneProducer(self.plan, lane.epoch + 1, lane.number, start, self.task_samples)
-            lane.stands = lane.written = 0
-            lane.announced, lane.total_told = 1, False
+            lane.restart(LaneProducer(self.plan, lane.epoch + 1, lane.number, Frontier(), self.task_samples), 0)
             out += self._advance(lane)
         if lane.ring is not None:
             out += [DropRing(lane.number, generation) for generation in lane.ring.retired()]
@@ -351,7 +454,8 @@ class Run:
         """Whether the lane is done with its epoch and the next one is wanted."""
         if self._wanted_epoch <= lane.epoch:
             return False
-        if any(r.group == lane.group and r.epoch > lane.epoch for r in self.readers.values()):
+        here = [reader for reader in self.readers.values() if reader.group == lane.group]
+        if here and lane.group not in self._unplaced and all(reader.epoch > lane.epoch for reader in here):
             return True
         gate = self._gate(lane.epoch, lane.group)
         return gate.final and self._round(lane) > gate.rounds
@@ -367,12 +471,16 @@ class Run:
             lane.announced = ANNOUNCEMENTS_KEPT
         if producer.ended and not lane.total_told:
             lane.total_told = True
-            yield from [Tell(client, self._total(lane)) for client in self.readers]
+            yield from self._tell_total(LaneTotal(lane.number, lane.epoch, producer.stream.produced, producer.skipped))
 
-    @staticmethod
-    def _total(lane: Lane) -> LaneTotal:
-        producer = lane.producer
-        return LaneTotal(lane.number, lane.epoch, producer.stream.produced, producer.skipped)
+    def _tell_total(self, total: LaneTotal) -> list[Instruction]:
+        """Tell everybody a lane's total, once."""
+        if (total.epoch, total.lane) in self._totals:
+            return []
+        self._totals[total.epoch, total.lane] = total
+        for old in [key for key in self._totals if key[0] <= total.epoch - EPOCHS_STATED]:
+            del self._totals[old]
+        return [Tell(client, total) for client in self.readers]
 
     def _release(self, lane: Lane) -> list[Instruction]:
         """Bring the gate of the lane's epoch up to date; tell its readers if rounds were released."""
@@ -384,18 +492,21 @@ class Run:
         self._open(gate, lane.epoch)
         if before == (gate.rounds, gate.final):
             return []
-        scope = set(gate.produced)
-        message = self._released(lane.epoch, gate)
-        out: list[Instruction] = [
-            Tell(r.client, message)
-            for r in self.readers.values()
-            if r.epoch == lane.epoch and not scope.isdisjoint(self.owned[r.group])
-        ]
+        out = self._tell_released(gate, lane.epoch)
         if not self.plan.settings.drop_last:  # lanes that had run out may have short batches to write
             for other in self.lanes.values():
                 if other is not lane and other.epoch == lane.epoch and other.producer.ended:
                     out += self._write(other)
         return out
+
+    def _tell_released(self, gate: Gate, epoch: int) -> list[Instruction]:
+        scope = set(gate.produced)
+        message = self._released(epoch, gate)
+        return [
+            Tell(r.client, message)
+            for r in self.readers.values()
+            if r.epoch == epoch and not scope.isdisjoint(self.owned[r.group])
+        ]
 
     def _gate(self, epoch: int, group: int) -> Gate:
         """The gate of an epoch: of all lanes, or of the group's own where ends need not be even."""
@@ -411,7 +522,7 @@ class Run:
                 gate.produced = {n: totals[n] for n in numbers}
                 gate.ended = set(numbers)
             self._gates[key] = gate
-            for old in [k for k in self._gates if k[0] < epoch - 2]:
+            for old in [k for k in self._gates if k[0] <= epoch - EPOCHS_STATED]:
                 del self._gates[old]
         return gate
 
@@ -425,6 +536,8 @@ class Run:
         gate.rounds, gate.final = max(gate.rounds, rounds), gate.final or final
 
     def _released(self, epoch: int, gate: Gate) -> Released:
+        if gate.stated is not None:  # of lanes that have not been produced anew nothing is known but what was said
+            return Released(epoch, gate.rounds, gate.final, gate.stated.spent)
         starts = {lane: self.starts[lane].records for lane in gate.produced}
         spent = (
             gate.final
@@ -440,13 +553,15 @@ class Run:
 
     def _write(self, lane: Lane) -> list[Instruction]:
         """Write as many of the lane's batches as there are records and slots for."""
-        readers = tuple(r.client for r in self.readers.values() if r.group == lane.group and r.epoch == lane.epoch)
-        if not readers or len(readers) < self.expected[lane.group]:
+        if lane.group in self._unplaced or not any(r.group == lane.group for r in self.readers.values()):
             return []
         out: list[Instruction] = []
         gate, stream = self._gate(lane.epoch, lane.group), lane.producer.stream
         while lane.ring is None or lane.ring.free:
             until = batch_end(lane.stands, gate.most, self.plan.microbatch_size)
+            readers = self._audience(lane, until)
+            if readers is None:
+                break
             count = until - lane.written if lane.stands == lane.written else 0
             short = len(stream) < count or lane.stands != lane.written
             if short and not (
@@ -455,16 +570,33 @@ class Run:
                 break
             if lane.producer.ended and gate.final and self._round(lane) > gate.rounds:
                 break
-            out += self._write_one(lane, count, readers)
+            if readers:
+                out += self._write_one(lane, count, readers)
+            else:  # who had yet to get it has died meanwhile
+                stream.take(count)
+                lane.written = stream.first
             lane.stands = until
+            for client in readers:
+                self.readers[client].places[lane.number] = lane.place
         return out
+
+    def _audience(self, lane: Lane, until: int) -> tuple[int, ...] | None:
+        """The clients for the lane's batch that ends at `until`: all of its group but those that have had it.
+
+        None while one of them has not begun the epoch.
+        """
+        end = lane.epoch, until
+        due = [r for r in self.readers.values() if r.group == lane.group and r.places[lane.number] < end]
+        if any(reader.epoch < lane.epoch for reader in due):
+            return None
+        return tuple(reader.client for reader in due if reader.epoch == lane.epoch)
 
     def _write_one(self, lane: Lane, count: int, readers: tuple[int, ...]) -> list[Instruction]:
         layout = measure(lane.producer.take(count))
         records = lane.producer.stream.first - lane.written
         out: list[Instruction] = []
-        if lane.ring is None or not lane.ring.fits(layout.nbytes):
-            out.append(self._new_ring(lane, layout.nbytes, readers))
+        if lane.ring is None or lane.renew or not lane.ring.fits(layout.nbytes):
+            out.append(self._new_ring(lane, layout.nbytes))
         assert lane.ring is not None
         slot = lane.ring.acquire(layout.nbytes)
         assert slot is not None
@@ -476,9 +608,11 @@ class Run:
         out.append(Write(slot, layout, ready, readers))
         return out
 
-    def _new_ring(self, lane: Lane, nbytes: int, readers: tuple[int, ...]) -> MakeRing:
+    def _new_ring(self, lane: Lane, nbytes: int) -> MakeRing:
         """A first ring, or a larger one: with room to spare, since the next batch may be a little larger still."""
+        readers = tuple(r.client for r in self.readers.values() if r.group == lane.group)
         slot_bytes, slots = ring_shape(nbytes, self.slots)
+        lane.renew = False
         if lane.ring is None:
             lane.ring = RingWriter(slot_bytes, slots)
             shape = lane.ring.generation

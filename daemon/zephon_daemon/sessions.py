@@ -9,7 +9,12 @@ carries them out. An `ask` is whatever the caller needs to find its way back to 
   Who brings another shape is refused, both named.
 - A run ends with its last client. A rank whose place in a run is used up, since it closed and connected again, waits
   for that, and gets the next run: no rank ever continues in the middle of another's reading.
-- When the engine dies the session dies with it: every client of it is told how, whenever it asks.
+- When the engine dies its runs go on in the next one. Their clients are *lost* until they come back, each with a resume
+  statement; they keep their places, and so does a rank that never had attached. The first attach starts the run anew,
+  from the origin it had. After `ENGINE_DEATHS` deaths under a run with no batch delivered between it has failed.
+- A client that comes back names its number and token of before. Known here, it takes the place of the old one, whose
+  connections are dead; unknown, since this daemon is a new one, it is a client like any other. A new job's clients name
+  none, and wait as ever for those that are here, lost or not, to end.
 """
 
 from __future__ import annotations
@@ -35,7 +40,7 @@ from zephon.errors import (
     TopologyError,
     ZephonError,
 )
-from zephon.frontiers import MOST_LANES, checkpoint_from_text
+from zephon.frontiers import MOST_LANES, Checkpoint, checkpoint_from_text
 from zephon.lanes import check_step, check_topology, owned_lanes
 from zephon.transport.protocol import (
     AddReader,
@@ -43,6 +48,7 @@ from zephon.transport.protocol import (
     Attached,
     DropReader,
     EndRun,
+    ExpectReaders,
     Farewell,
     Goodbye,
     Hello,
@@ -53,6 +59,13 @@ from zephon.transport.protocol import (
     StartRun,
     Welcome,
 )
+from zephon.transport.statement import Statement, decode_statement
+
+ENGINE_DEATHS = 3
+"""Deaths of an engine under a run, with no batch delivered between, that end it."""
+
+COME_BACK_SECONDS = 10.0
+"""How long the rest of a run's ranks have, after that many deaths, to say that they got a batch after all."""
 
 PATIENCE_SECONDS = 1.0
 """How often one who waits hears that it has not been forgotten."""
@@ -78,8 +91,6 @@ LONGEST_TEXT = 8000
 MOST_WAITING = 4096
 """Requests that wait at once."""
 
-_REMEMBERED = 4096
-
 
 class Answer(NamedTuple):
     """Answer a request."""
@@ -96,13 +107,20 @@ class Start(NamedTuple):
 
 
 class HandOver(NamedTuple):
-    """Pass a client's data connection to the engine."""
+    """Pass a client's data connection to the engine, with its resume statement, if it has one."""
 
     message: AddReader
+    statement: str = ""
 
 
 class ToEngine(NamedTuple):
-    message: DropReader | EndRun
+    message: DropReader | EndRun | ExpectReaders
+
+
+class HangUp(NamedTuple):
+    """Close a client's data connection, so that it comes back."""
+
+    client: int
 
 
 class Forget(NamedTuple):
@@ -111,15 +129,19 @@ class Forget(NamedTuple):
     client: int
 
 
-Instruction = Answer | Start | HandOver | ToEngine | Forget
+Instruction = Answer | Start | HandOver | ToEngine | HangUp | Forget
 
 
 class _Wait(NamedTuple):
-    """A request cannot be answered yet. After `seconds` it is refused with `error` (None: it waits on)."""
+    """A request cannot be answered yet. After `seconds` it is refused with `error` (None: it waits on).
+
+    `joins`: it is to attach to the current run of its pipeline.
+    """
 
     reason: str
     seconds: float = 0.0
     error: ZephonError | None = None
+    joins: bool = False
 
 
 class Shape(NamedTuple):
@@ -143,7 +165,16 @@ class Client:
     joined: bool = False
     handed_over: bool = False
     run: int | None = None
-    """Its run, once it is attached."""
+    """Its run, once it has been attached to one."""
+    attached: bool = False
+    """Whether it is attached in this engine's life."""
+    lost: bool = False
+    """Whether the engine that it was attached to has died: its data connection is dead, and it must come back."""
+    back: bool = False
+    """Whether it has said, since an engine died, how far it is."""
+    statement: str = ""
+    delivered: tuple[int, int] = (0, 0)
+    """What it had delivered when it last said so."""
 
     def __str__(self) -> str:
         return f"process {self.pid} (group {self.hello.dp_group_id})"
@@ -151,16 +182,32 @@ class Client:
 
 @dataclass
 class Run:
-    """A pipeline's run. `plan` is None while the engine works on it."""
+    """A pipeline's run. `plan` is None until the engine has resolved it; `started`, whether the engine was told of it.
+
+    `origin` is the state that it begins from (JSON, empty for none), `resumed` whether it was running before.
+    """
 
     number: int
     pipeline: str
     shape: Shape
     first: Client
+    origin: str
+    resumed: bool = False
+    started: bool = False
     plan: Attached | None = None
     strategy: str = ""
     places: dict[int, int] = field(default_factory=dict)
     """How many readers of each group have ever attached."""
+    gone: dict[int, int] = field(default_factory=dict)
+    """How many of them have left."""
+    deaths: list[str] = field(default_factory=list)
+    """How engines died under it since a batch was delivered."""
+    failed: str = ""
+    """Why it cannot go on."""
+
+    def expected(self, group: int) -> int:
+        """Readers of a group that are here or will be."""
+        return max(1, self.shape.group_readers - self.gone.get(group, 0))
 
 
 @dataclass
@@ -172,16 +219,22 @@ class _Waiting:
     told: float
     seconds: float
     error: ZephonError | None
+    joins: bool
 
 
 class Sessions:
     """The state machine. `now` is a clock in seconds that never goes back."""
 
-    def __init__(self, recipe: str, make_token: Callable[[], bytes] = lambda: secrets.token_bytes(16)) -> None:
-        self._recipe, self._make_token = recipe, make_token
+    def __init__(
+        self,
+        recipe: str,
+        make_token: Callable[[], bytes] = lambda: secrets.token_bytes(16),
+        *,
+        supervisor: str = "",
+    ) -> None:
+        self._recipe, self._make_token, self._supervisor = recipe, make_token, supervisor
         self._pipelines: list[str] | None = None
         self._waiting: list[_Waiting] = []
-        self._lost: dict[int, tuple[bytes, str]] = {}
         self._numbers = self._run_numbers = 0
         self._current: dict[str, Run] = {}
         self.clients: dict[int, Client] = {}
@@ -208,6 +261,8 @@ class Sessions:
     def joined(self, join: Join, pid: int) -> list[Instruction]:
         """A client's data connection has come, from process `pid` (0 if the kernel cannot say)."""
         client = self._known(join.client, join.token)
+        if client.lost:
+            return [HangUp(client.number)]
         if client.joined:
             raise ProtocolError(f"client {client.number} has a data connection already")
         client.joined, client.pid = True, pid or client.pid
@@ -221,9 +276,15 @@ class Sessions:
         if client is None:
             return []
         out: list[Instruction] = [Forget(number)]
-        self._waiting = [w for w in self._waiting if not (isinstance(w.request, Attach) and w.request.client == number)]
+        self._waiting = [w for w in self._waiting if not _is_of(w.request, number)]
+        run = next((r for r in self._current.values() if r.number == client.run), None)
+        group = client.hello.dp_group_id
+        if run is not None:
+            run.gone[group] = run.gone.get(group, 0) + 1
         if client.handed_over and not told_by_engine:
             out.append(ToEngine(DropReader(number)))
+        elif not client.handed_over and run is not None and run.plan is not None and run.shape.group_readers > 1:
+            out.append(ToEngine(ExpectReaders(run.number, group, run.expected(group))))
         return [*out, *self._end_idle_runs(), *self._retry(now)]
 
     def unreachable(self, ask: Hashable) -> None:
@@ -236,22 +297,25 @@ class Sessions:
         return self._retry(now)
 
     def engine_died(self, how: str, now: float) -> list[Instruction]:
-        """All runs are lost, and so is everybody in them."""
-        text = f"the engine died ({how}), and with it the run. Start again from the last checkpoint"
+        """Its runs wait for the next one, and for their clients to come back."""
         out: list[Instruction] = []
         self._pipelines = None
-        for waiting in self._waiting:
-            if isinstance(waiting.request, Attach):
-                out.append(Answer(waiting.ask, _refused(RunFailed(text))))
-        self._waiting = [w for w in self._waiting if isinstance(w.request, Hello)]
-        for client in self.clients.values():
-            self._lost[client.number] = client.token, text
-            out.append(Forget(client.number))
-        while len(self._lost) > _REMEMBERED:
-            del self._lost[next(iter(self._lost))]
-        self.clients.clear()
-        self._current.clear()
-        return [*out, *self._retry(now)]
+        for run in self._current.values():
+            before = run.number
+            self._run_numbers += 1
+            run.number = self._run_numbers
+            if run.started:
+                run.deaths.append(how)
+            if run.plan is not None:
+                run.origin, run.resumed = json.dumps(_origin(run.plan).to_json()), True
+            run.plan, run.started = None, False
+            for client in self.clients.values():
+                if client.run == before:
+                    client.run, client.back = run.number, False
+                    if client.attached:
+                        out += [HangUp(client.number)] if client.joined and not client.handed_over else []
+                        client.attached, client.lost, client.handed_over = False, True, False
+        return [*out, *self._end_idle_runs(), *self._retry(now)]
 
     def run_started(self, started: RunStarted, now: float) -> list[Instruction]:
         """The engine has resolved a run's plan."""
@@ -267,6 +331,8 @@ class Sessions:
         if run is None:
             return []
         del self._current[run.pipeline]
+        for client in self._readers(run):
+            client.run, client.attached = None, False
         asks = [w.ask for w in self._waiting if self._waits_for(w, run)]
         self._waiting = [w for w in self._waiting if not self._waits_for(w, run)]
         return [Answer(ask, Refused(kind, text)) for ask in asks]
@@ -300,7 +366,7 @@ class Sessions:
                 "group": client.hello.dp_group_id,
                 "dp_degree": client.hello.dp_degree,
                 "pipeline": client.hello.pipeline,
-                "attached": client.run is not None,
+                "attached": client.attached,
             }
             for client in self.clients.values()
         ]
@@ -324,12 +390,15 @@ class Sessions:
             error = DaemonUnavailable(f"{MOST_WAITING} requests wait already, for {wait.reason}")
             out.append(Answer(ask, _refused(error)))
         elif wait is not None:
-            self._waiting.append(_Waiting(ask, request, now, wait.reason, now, wait.seconds, wait.error))
+            self._waiting.append(_Waiting(ask, request, now, wait.reason, now, wait.seconds, wait.error, wait.joins))
+        if isinstance(request, Attach) and request.statement:  # which may have decided for others, too
+            out += self._retry(now)
         return [*out, *self._end_idle_runs()]
 
     def _retry(self, now: float) -> list[Instruction]:
         """Decide once more about everybody who waits, in the order they came."""
         out: list[Instruction] = []
+        failed = self._failed
         queue = deque(self._waiting)
         self._waiting = []
         while queue:
@@ -337,27 +406,31 @@ class Sessions:
             done, wait = self._decide(waiting.ask, waiting.request, now)
             out += done
             if wait is not None:
-                waiting.reason, waiting.seconds, waiting.error = wait
+                waiting.reason, waiting.seconds, waiting.error, waiting.joins = wait
                 self._waiting.append(waiting)
-        return out
+        return out if self._failed == failed else [*out, *self._retry(now)]
+
+    @property
+    def _failed(self) -> int:
+        return sum(bool(run.failed) for run in self._current.values())
 
     def _decide(self, ask: Hashable, request: Hello | Attach, now: float) -> tuple[list[Instruction], _Wait | None]:
         try:
-            result = self._welcome(request, now) if isinstance(request, Hello) else self._attached(request)
+            if isinstance(request, Hello):
+                return self._welcome(ask, request, now)
+            result = self._attached(request)
         except ZephonError as error:
             return [Answer(ask, _refused(error))], None
         if isinstance(result, _Wait):
             return [], result
-        if isinstance(result, Welcome):
-            return [Answer(ask, result)], None
         if isinstance(result, Start):
-            return [result], _Wait("the run takes shape")
+            return [result], _TAKES_SHAPE
         client, plan = result
         return [Answer(ask, plan), *self._hand_over(client)], None
 
-    def _welcome(self, hello: Hello, now: float) -> Welcome | _Wait:
+    def _welcome(self, ask: Hashable, hello: Hello, now: float) -> tuple[list[Instruction], _Wait | None]:
         if self._pipelines is None:
-            return _Wait("the engine loads the recipe")
+            return [], _Wait("the engine loads the recipe")
         _check_hello(hello)
         if hello.pipeline not in self._pipelines:
             near = difflib.get_close_matches(hello.pipeline, self._pipelines, 1)
@@ -368,15 +441,16 @@ class Sessions:
         strangers = [client for client in self.clients.values() if client.hello.job != hello.job]
         if strangers:
             names = _name(strangers)
-            return _Wait(
+            return [], _Wait(
                 f"the clients of another job to end: {names}",
-                OTHER_JOB_SECONDS,
+                min(OTHER_JOB_SECONDS, hello.timeout),
                 TopologyError(
                     f"the daemon serves another job, whose clients are alive: {names}. End them, or start a daemon of "
                     "your own with `zephon launch` or `zephon daemon --socket`."
                 ),
             )
-        peers = self._peers(hello)
+        before = self._before(hello)
+        peers = [peer for peer in self._peers(hello) if peer is not before]
         if len(peers) >= hello.group_readers:
             names = _name(peers)
             error = TopologyError(
@@ -386,32 +460,55 @@ class Sessions:
             )
             if any(peer.pid == hello.pid for peer in peers):
                 raise error
-            return _Wait(f"another reader of group {hello.dp_group_id} to end: {names}", OTHER_JOB_SECONDS, error)
+            seconds = min(OTHER_JOB_SECONDS, hello.timeout)
+            return [], _Wait(f"another reader of group {hello.dp_group_id} to end: {names}", seconds, error)
         if len(self.clients) >= MOST_CLIENTS:
             raise TopologyError(f"the daemon has {MOST_CLIENTS} clients already; close those that are not needed")
         if not self.clients:
             self.session += 1
         self._numbers += 1
         client = Client(self._numbers, self._make_token(), hello, now, hello.pid)
+        out: list[Instruction] = []
+        if before is not None:
+            client.run, client.delivered = before.run, before.delivered
+            out = self._replace(before)
         self.clients[client.number] = client
-        return Welcome(client.token, client.number, self._recipe)
+        return [*out, Answer(ask, Welcome(client.token, client.number, self._recipe, self._supervisor))], None
+
+    def _before(self, hello: Hello) -> Client | None:
+        """Whom a client that comes back was; or the same process's hello whose answer was lost."""
+        known = self.clients.get(hello.client)
+        if known is not None and hmac.compare_digest(known.token, hello.token) and known.hello.job == hello.job:
+            return known
+        return next((peer for peer in self._peers(hello) if peer.pid == hello.pid and not peer.joined), None)
+
+    def _replace(self, old: Client) -> list[Instruction]:
+        """The client has come back as another: its place is not given up."""
+        del self.clients[old.number]
+        self._waiting = [w for w in self._waiting if not _is_of(w.request, old.number)]
+        return [Forget(old.number), *([ToEngine(DropReader(old.number))] if old.handed_over else [])]
 
     def _attached(self, attach: Attach) -> tuple[Client, Attached] | Start | _Wait:
         client = self._known(attach.client, attach.token)
         hello = client.hello
         run = self._current.get(hello.pipeline)
-        if run is not None and client.run == run.number:
+        if client.lost:
+            raise DaemonUnavailable("the engine died since, and this client's data connection with it: come back anew")
+        statement = decode_statement(attach.statement) if attach.statement else None
+        if run is not None and client.run == run.number and run.plan is not None and client.attached:
             return client, self._plan_for(client, run)
         shape = Shape(
             hello.dp_degree, hello.group_readers, _digest(attach.checkpoint), tuple(sorted(attach.allow_changed))
         )
         if run is None:
             self._run_numbers += 1
-            run = self._current[hello.pipeline] = Run(self._run_numbers, hello.pipeline, shape, client)
-            groups = {c.hello.dp_group_id for c in self.clients.values() if c.hello.pipeline == hello.pipeline}
-            message = StartRun(run.number, hello.pipeline, hello.dp_degree, list(attach.allow_changed), sorted(groups))
-            return Start(message, attach.checkpoint)
-        if run.places.get(hello.dp_group_id, 0) >= run.shape.group_readers:
+            origin = json.dumps(statement.origin.to_json()) if statement is not None else attach.checkpoint
+            run = Run(self._run_numbers, hello.pipeline, shape, client, origin, resumed=statement is not None)
+            self._current[hello.pipeline] = run
+        if run.failed:
+            raise RunFailed(run.failed)
+        used_up = run.places.get(hello.dp_group_id, 0) >= run.shape.group_readers
+        if used_up and statement is None and client.run != run.number:
             names = _name(self._readers(run))
             return _Wait(
                 f"the run before to end: {names}",
@@ -422,12 +519,49 @@ class Sessions:
                 ),
             )
         _check_shape(client, shape, run)
+        if statement is not None:
+            _check_origin(client, statement, run)
+            if statement.delivered > client.delivered:
+                del run.deaths[:-1]
+            client.delivered, client.back = max(client.delivered, statement.delivered), True
+            missing = hello.group_readers - statement.readers
+            run.gone[hello.dp_group_id] = max(run.gone.get(hello.dp_group_id, 0), missing)
+        if len(run.deaths) >= ENGINE_DEATHS:
+            return self._despair(run, client)
         if run.plan is None:
-            return _Wait("the run takes shape")
+            if run.started:
+                return _TAKES_SHAPE
+            if self._pipelines is None:
+                return _Wait("the engine loads the recipe", joins=True)
+            run.started = True
+            return self._start(run, attach)
         plan = self._plan_for(client, run)
-        client.run = run.number
-        run.places[hello.dp_group_id] = run.places.get(hello.dp_group_id, 0) + 1
+        if client.run != run.number:
+            places = run.places.get(hello.dp_group_id, 0) + 1
+            run.places[hello.dp_group_id] = min(run.shape.group_readers, places)
+        client.run, client.attached, client.statement = run.number, True, attach.statement
         return client, plan
+
+    def _start(self, run: Run, attach: Attach) -> Start:
+        """Have the engine start a run; lanes of the groups that are here at once, unless they may stand anywhere."""
+        groups = {c.hello.dp_group_id for c in self.clients.values() if c.hello.pipeline == run.pipeline}
+        allowed = [] if run.resumed else list(attach.allow_changed)  # the origin's identity has the changes
+        message = StartRun(
+            run.number, run.pipeline, run.shape.dp_degree, allowed, [] if run.resumed else sorted(groups)
+        )
+        return Start(message, run.origin)
+
+    def _despair(self, run: Run, client: Client) -> _Wait:
+        """The engine has died too often. Only a rank that has not come back yet may know of a batch delivered."""
+        text = (
+            f"the engine died {len(run.deaths)} times under pipeline {run.pipeline!r}, and no batch was delivered "
+            f"between: {'; '.join(run.deaths)}. Look for a record that makes an operator crash or take too much memory."
+        )
+        if not all(other.back or other is client for other in self._readers(run)):
+            reason = "the other ranks to say whether they got a batch"
+            return _Wait(reason, COME_BACK_SECONDS, RunFailed(text), joins=True)
+        run.failed = text
+        raise RunFailed(text)
 
     def _plan_for(self, client: Client, run: Run) -> Attached:
         assert run.plan is not None
@@ -441,15 +575,18 @@ class Sessions:
         return replace(run.plan, owned=owned, warnings=list(dict.fromkeys(warnings)))
 
     def _hand_over(self, client: Client) -> list[Instruction]:
-        if client.run is None or not client.joined or client.handed_over:
+        if client.run is None or not client.attached or not client.joined or client.handed_over:
             return []
         client.handed_over = True
         hello = client.hello
-        return [HandOver(AddReader(client.run, client.number, hello.dp_group_id, hello.group_readers))]
+        run = next(run for run in self._current.values() if run.number == client.run)
+        expected = run.expected(hello.dp_group_id)
+        return [HandOver(AddReader(run.number, client.number, hello.dp_group_id, expected), client.statement)]
 
     def _end_idle_runs(self) -> list[Instruction]:
         """Runs of which nobody is left. One that the engine still works on ends when its answer has come."""
-        idle = [run for run in self._current.values() if run.plan is not None and not self._wanted(run)]
+        resolving = [run for run in self._current.values() if run.started and run.plan is None]
+        idle = [run for run in self._current.values() if run not in resolving and not self._wanted(run)]
         for run in idle:
             del self._current[run.pipeline]
         return [ToEngine(EndRun(run.number)) for run in idle]
@@ -458,9 +595,6 @@ class Sessions:
         client = self.clients.get(number)
         if client is not None and hmac.compare_digest(client.token, token):
             return client
-        lost = self._lost.get(number)
-        if lost is not None and hmac.compare_digest(lost[0], token):
-            raise RunFailed(lost[1])
         raise DaemonUnavailable(
             "the daemon does not know this client: it was started again since, or has given the client up. "
             "Connect again."
@@ -478,10 +612,13 @@ class Sessions:
 
     def _waits_for(self, waiting: _Waiting, run: Run) -> bool:
         """Whether a request waits to attach to a run that takes shape (not for one to end)."""
-        if not isinstance(waiting.request, Attach) or waiting.error is not None:
+        if not isinstance(waiting.request, Attach) or not waiting.joins:
             return False
         client = self.clients.get(waiting.request.client)
         return client is not None and client.hello.pipeline == run.pipeline
+
+
+_TAKES_SHAPE = _Wait("the run takes shape", joins=True)
 
 
 def _check_hello(hello: Hello) -> None:
@@ -515,6 +652,28 @@ def _check_shape(client: Client, shape: Shape, run: Run) -> None:
             )
 
 
+def _is_of(request: Hello | Attach, client: int) -> bool:
+    return isinstance(request, Attach) and request.client == client
+
+
+def _check_origin(client: Client, statement: Statement, run: Run) -> None:
+    """Ranks that go on together must have been in one run."""
+    known = _origin(run.plan) if run.plan is not None else checkpoint_from_text(run.origin) if run.resumed else None
+    if known is None or _key(known) == _key(statement.origin):
+        return
+    differ = [name for name, value in statement.origin.identity.items() if known.identity.get(name) != value]
+    what = f"their identities differ in {', '.join(differ)}" if differ else "they began at different places"
+    raise CheckpointMismatch(
+        f"{client} comes back to the run of {run.first}, but it was in another one: {what}. Was the recipe or its data "
+        "changed under the run? Start the job again from its last checkpoint."
+    )
+
+
+def _origin(plan: Attached) -> Checkpoint:
+    """The state that a run began from."""
+    return Checkpoint(json.loads(plan.identity), plan.epoch, plan.frontiers())
+
+
 def _brought(shape: Shape) -> str:
     text = shape.checkpoint[:12] or "none"
     return text + (f" with allow_changed={list(shape.allow_changed)}" if shape.allow_changed else "")
@@ -524,7 +683,10 @@ def _digest(text: str) -> str:
     """A checkpoint's digest, empty for none. States of one round that name different windows resume to the same."""
     if not text:
         return ""
-    checkpoint = checkpoint_from_text(text)
+    return _key(checkpoint_from_text(text))
+
+
+def _key(checkpoint: Checkpoint) -> str:
     records = {lane: frontier.records for lane, frontier in checkpoint.lanes.items()}
     try:
         canonical = json.dumps([checkpoint.identity, checkpoint.epoch, sorted(records.items())], sort_keys=True)

@@ -1,7 +1,7 @@
 """The engine and its workers as processes: started from the fork server, watched, replaced.
 
 - A worker that ends is replaced at once, under a new number; the engine is told how it ended. Workers that die as soon
-  as they start are replaced more and more slowly, and in the end given up.
+  as they start, before they have done a task, are replaced more and more slowly, and in the end given up.
 - When the engine ends, its workers are ended too, and a new engine gets new ones. So it is when the fork server ends,
   since the kernel then ends everything that it forked.
 """
@@ -27,7 +27,7 @@ from zephon_daemon.forkserver import END_SECONDS, ForkServer
 from zephon_daemon.lifelines import adopt_orphans, describe_end
 
 QUICK_SECONDS = 1.0
-"""A worker that lived shorter than that died of its start."""
+"""A worker that lived shorter than that, and did no task, died of its start."""
 
 QUICK_DEATHS = 8
 """Such deaths in a row, for each worker wanted, after which no more are started."""
@@ -56,6 +56,7 @@ class Targets:
 class _Worker:
     number: int
     started: float
+    serves: bool = False
 
 
 class Supervision:
@@ -115,6 +116,12 @@ class Supervision:
         self._failed_starts = 0
         self._wanted = workers
         self._start_workers_at = [self._clock()] * workers
+
+    def worker_serves(self, number: int) -> None:
+        """The worker has done a task: its start is past, however soon it dies."""
+        for worker in self._workers.values():
+            if worker.number == number:
+                worker.serves = True
 
     def step(self) -> str | None:
         """Notice ends, replace what ended. Raises `CannotGoOn`.
@@ -213,7 +220,7 @@ class Supervision:
         self.died += 1
         if self.engine is not None:
             self.engine.send(encode(WorkerGone(worker.number, how)))
-        if now - worker.started >= QUICK_SECONDS:
+        if worker.serves or now - worker.started >= QUICK_SECONDS:
             self._quick_deaths, delay = 0, 0.0
         else:
             self._quick_deaths += 1

@@ -60,10 +60,12 @@ def _hear(
         if message.pipeline == "deadly":
             os.kill(os.getpid(), signal.SIGKILL)
         starts = [[0, 0, 0, 0]] * LANES
-        plan = p.Attached("{}", LANES, [], 2, True, True, False, ["d"], 0, starts, [])
+        identity = json.dumps({"canonical_replicas": LANES})
+        plan = p.Attached(identity, LANES, [], 2, True, True, False, ["d"], 0, starts, [])
         daemon.send(encode(p.RunStarted(message.run, plan, "contiguous")))
     elif isinstance(message, p.AddReader):
-        channel = Channel.from_fd(fds.pop())
+        channel = Channel.from_fd(fds.pop(0))
+        heard += ["statement " + os.pread(fd, 1 << 20, 0).decode() for fd in fds]
         channel.send(encode(p.Released(0, 5, True)))
         clients[message.client] = channel
     elif isinstance(message, p.DropReader):

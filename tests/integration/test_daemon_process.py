@@ -19,12 +19,15 @@ import psutil
 import pytest
 import zmq
 
+from zephon.frontiers import Checkpoint, Frontier
 from zephon.transport import protocol as p
 from zephon.transport.channels import Channel, connect
 from zephon.transport.endpoints import control_path, data_path, running_daemons
 from zephon.transport.messages import decode, encode
+from zephon.transport.statement import Statement
 from zephon_daemon.bootstrap import command
 from zephon_daemon.progress import ask
+from zephon_daemon.sessions import ENGINE_DEATHS
 
 SECONDS = 20.0
 FOLDER = str(Path(__file__).parent)
@@ -62,14 +65,18 @@ class DaemonProcess:
 class Client:
     """A rank's two connections, by hand."""
 
-    def __init__(self, path: str, group: int = 0, degree: int = 1, pipeline: str = "pipeline", job: str = "") -> None:
+    def __init__(
+        self, path: str, group: int = 0, degree: int = 1, pipeline: str = "pipeline", job: str = "",
+        before: p.Welcome | None = None,
+    ) -> None:  # fmt: skip
         self.path = path
         self.context = zmq.Context()
         self.dealer = self.context.socket(zmq.DEALER)
         self.dealer.setsockopt(zmq.LINGER, 0)
         self.dealer.connect(f"ipc://{path}")
         self.number = 0
-        self.welcome = self.request(p.Hello(os.getpid(), degree, group, 1, pipeline, job, None))
+        was = (before.client, before.token) if before is not None else ()
+        self.welcome = self.request(p.Hello(os.getpid(), degree, group, 1, pipeline, job, None, 60.0, *was))
         self.channel: Channel | None = None
 
     def request(self, message: Any) -> Any:
@@ -86,8 +93,8 @@ class Client:
         self.channel = connect(data_path(self.path), 5.0)
         self.channel.send(encode(p.Join(self.welcome.token, self.welcome.client)))
 
-    def attach(self, checkpoint: str = "") -> Any:
-        return self.request(p.Attach(self.welcome.token, self.welcome.client, checkpoint, []))
+    def attach(self, checkpoint: str = "", statement: str = "") -> Any:
+        return self.request(p.Attach(self.welcome.token, self.welcome.client, checkpoint, [], statement))
 
     def receive(self) -> Any:
         """The next message of the data connection, None at its end."""
@@ -320,7 +327,7 @@ def test_case_D3_a_killed_worker_is_replaced_and_the_engine_is_told_how_it_ended
 
 
 @pytest.mark.parametrize("victim", ["engine", "forkserver"])
-def test_when_the_engine_is_lost_its_clients_are_told_how_and_the_next_session_works(
+def test_when_the_engine_is_lost_its_clients_come_back_into_their_places(
     start: Any, client: Any, victim: str
 ) -> None:
     daemon = start()
@@ -332,21 +339,25 @@ def test_when_the_engine_is_lost_its_clients_are_told_how_and_the_next_session_w
     os.kill(before[victim], signal.SIGKILL)
     assert rank.receive() is None
     until(lambda: daemon.pids().keys() >= {"engine", "worker 3", "worker 4"})
-    refused = rank.attach()
-    assert refused.kind == "RunFailed"
-    assert "SIGKILL" in refused.text
     assert gone(before.values()) or victim == "engine"
-    again = client()
+    again = client(before=rank.welcome)
     again.join()
-    assert again.attach().owned == [0, 1, 2, 3]
+    lanes = {lane: Frontier(0, 6, 6) for lane in range(4)}
+    origin = Checkpoint({"canonical_replicas": 4}, 0, dict.fromkeys(range(4), Frontier()))
+    stated = Statement(origin, Checkpoint(origin.identity, 0, lanes), dict.fromkeys(range(4), 6), 3, 1).encode()
+    assert again.attach(statement=stated).owned == [0, 1, 2, 3]
     assert again.receive() == p.Released(0, 5, True)
+    heard = daemon.heard()
+    assert "checkpoint " + json.dumps(origin.to_json()) in heard
+    assert "statement " + stated in heard
+    assert daemon.report()["session"] == 1
 
 
-def test_a_run_that_kills_the_engine_is_refused_with_how_it_died(start: Any, client: Any) -> None:
+def test_a_run_that_kills_the_engine_again_and_again_is_refused_with_how_it_died(start: Any, client: Any) -> None:
     start()
     refused = client(pipeline="deadly").attach()
     assert refused.kind == "RunFailed"
-    assert "SIGKILL" in refused.text
+    assert refused.text.count("SIGKILL") == ENGINE_DEATHS
     assert isinstance(client().attach(), p.Attached)
 
 

@@ -3,8 +3,8 @@
 Control connection (ZeroMQ, client DEALER to daemon ROUTER; frames: request number, message). Each request is answered
 once, by its answer or by `Refused`; while an answer takes long the daemon sends `Patience` about once a second.
 
-    Hello    -> Welcome       a client comes: which group of which pipeline it reads
-    Attach   -> Attached      its first batch or state is wanted: the run takes shape
+    Hello    -> Welcome       a client comes, or comes back: which group of which pipeline it reads
+    Attach   -> Attached      its first batch or state is wanted: the run takes shape, or goes on
     Progress -> ProgressReport
     Goodbye  -> Farewell
 
@@ -13,11 +13,27 @@ connection to the engine, and from then on:
 
     client -> engine   Begin (an epoch may be delivered), Returned (slots given back, how far delivered), Hungry
     engine -> client   NewSegment (+ descriptor of the memory), BatchReady, BatchesReady, Announced, LaneTotal,
-    Released, Alive, Failed
+    Released, ReadersLeft, Alive, Failed
+
+When the engine or the daemon dies the data connection ends, and with it everything that the new engine would need to
+know; the ranks know it. There is one way back from both. The client delivers what has arrived, drops nothing that it
+handed over, and begins anew with two new connections:
+
+    Hello    with its number and token of before. A daemon that knows them replaces the old client by the new one, in
+             the same session and place; to a new daemon it is a client like any other, and the first to come makes the
+             session. It is answered once the engine is ready, and `Patience` says so until then.
+    Attach   with the checkpoint that it once loaded, which all ranks of the run must agree on as before, and with its
+             resume statement (`zephon.transport.statement`). The first statement restarts the run from its origin; the
+             lanes of a group restart at its slowest reader once all of its readers are back.
+    Begin    of the epoch that it is in.
+
+So groups come back one by one, at any time; nobody is asked for a lane that is not its own. A daemon counts the deaths
+of an engine under a run; a statement that shows a batch delivered since the one before ends the row.
 
 Daemon and engine (SEQPACKET pair): StartRun, AddWorker (+ its connection), WorkerGone, AddReader (+ the client's
-connection), DropReader, EndRun, Report from the daemon; EngineReady, RunStarted, RunRefused, ReaderGone, EngineReport
-from the engine.
+connection, + its resume statement in memory), DropReader, ExpectReaders, EndRun, Report from the daemon; EngineReady
+(+ memory in which it notes what it works on), WorkerServes, RunStarted, RunRefused, ReaderGone, EngineReport from the
+engine.
 
 Engine and worker (SEQPACKET pair): LoadStage (+ memory with the pickled stage), DoTask, SlotFree to the worker;
 WorkerReady, NewSegment (+ memory), TaskDone, TaskFailed from it.
@@ -40,7 +56,11 @@ MOST_PIDS = 1 << 22
 @message("hello")
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """`job` names the training job (torchrun's run id and restart count; empty where there is none)."""
+    """`job` names the training job (torchrun's run id and restart count; empty where there is none).
+
+    `timeout` are the seconds after which the client wants to be refused rather than wait for others. `client` and
+    `token` are those of an earlier Welcome if the client comes back, else -1 and empty.
+    """
 
     pid: int
     dp_degree: int
@@ -49,27 +69,42 @@ class Hello:
     pipeline: str
     job: str
     batches_per_step: int | None
+    timeout: float = 60.0
+    client: int = -1
+    token: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.pid <= MOST_PIDS:
+            raise ValueError(f"pid={self.pid} is no process id")
 
 
 @message("welcome")
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """`token` proves the client to the data connection; `client` is its number in the session."""
+    """`token` proves the client to the data connection; `client` is its number in the session.
+
+    `supervisor` says who starts the daemon again if it dies: "launch <process id>", "systemd", "kubernetes", or nobody
+    that it knows of.
+    """
 
     token: bytes
     client: int
     recipe: str
+    supervisor: str = ""
 
 
 @message("attach")
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """`checkpoint` is JSON, empty for a new run."""
+    """`checkpoint` is JSON, empty for a new run. `statement` is a resume statement, empty unless the client was
+    attached before.
+    """
 
     token: bytes
     client: int
     checkpoint: str
     allow_changed: list[str]
+    statement: str = ""
 
 
 @message("attached")
@@ -256,6 +291,14 @@ class Released:
     spent: bool = False
 
 
+@message("readers_left")
+@dataclass(frozen=True, slots=True)
+class ReadersLeft:
+    """So many ranks read the client's group, itself included; the others of its `group_readers` are gone."""
+
+    readers: int
+
+
 @message("alive")
 @dataclass(frozen=True, slots=True)
 class Alive:
@@ -268,9 +311,7 @@ class Alive:
 @message("failed")
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The run has ended with an error. `record` is (dataset, shard, row, operator, cause) of a RecordError, else
-    empty.
-    """
+    """The run has ended with an error. `record` is the `parts` of a RecordError, else empty."""
 
     kind: str
     text: str
@@ -315,12 +356,24 @@ class RunRefused:
 @message("add_reader")
 @dataclass(frozen=True, slots=True)
 class AddReader:
-    """A client to deliver a group's lanes to; its data connection comes with the message."""
+    """A client to deliver a group's lanes to; its data connection comes with the message, then its resume statement, if
+    it has one, as memory.
+    """
 
     run: int
     client: int
     group: int
     group_readers: int
+
+
+@message("expect_readers")
+@dataclass(frozen=True, slots=True)
+class ExpectReaders:
+    """A rank of the group has died before it came back: so many of it will."""
+
+    run: int
+    group: int
+    readers: int
 
 
 @message("drop_reader")
@@ -357,6 +410,14 @@ class EngineReady:
 class AddWorker:
     worker: int
     pid: int
+
+
+@message("worker_serves")
+@dataclass(frozen=True, slots=True)
+class WorkerServes:
+    """The worker has done its first task."""
+
+    worker: int
 
 
 @message("worker_gone")

@@ -89,7 +89,7 @@ def test_the_hello_says_who_comes_for_which_job(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     join(peer)
     first, second = peer.heard(p.Hello)
-    assert first == p.Hello(os.getpid(), 8, 5, 2, "eval", "", 4)
+    assert first == p.Hello(os.getpid(), 8, 5, 2, "eval", "", 4, timeout=10.0)
     assert second.job == "abc:2"
 
 

@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zephon.frontiers import Checkpoint, Frontier
 from zephon.transport.protocol import (
     AddReader,
     Attach,
     Attached,
     DropReader,
     EndRun,
+    ExpectReaders,
     Farewell,
     Goodbye,
     Hello,
@@ -23,13 +25,17 @@ from zephon.transport.protocol import (
     RunStarted,
     Welcome,
 )  # fmt: skip
+from zephon.transport.statement import Statement
 from zephon_daemon.sessions import (
+    COME_BACK_SECONDS,
+    ENGINE_DEATHS,
     JOIN_SECONDS,
     OTHER_JOB_SECONDS,
     SAME_JOB_SECONDS,
     Answer,
     Forget,
     HandOver,
+    HangUp,
     Sessions,
     Start,
     ToEngine,
@@ -40,13 +46,23 @@ LANES = 4
 
 def plan(lanes: int = LANES) -> Attached:
     starts = [[0, 0, 0, 0]] * lanes
-    return Attached("{}", lanes, [], 2, True, True, False, ["d"], 0, starts, [])
+    return Attached(json.dumps({"canonical_replicas": lanes}), lanes, [], 2, True, True, False, ["d"], 0, starts, [])
 
 
 def checkpoint(records: int, chunk: int = 0, lanes: int = LANES, epoch: int = 0) -> str:
     entries = {str(n): {"chunk": chunk, "offset": 0, "records": records, "skipped": 0} for n in range(lanes)}
     identity = {"canonical_replicas": lanes}
     return json.dumps({"format": 1, "identity": identity, "epoch": epoch, "complete": True, "lanes": entries})
+
+
+def statement(group: int = 0, records: int = 0, *, degree: int = 2, seed: int | None = None, readers: int = 1,
+              epoch: int = 0) -> str:  # fmt: skip
+    """What a rank states that has delivered `records` of each of its lanes."""
+    identity = {"canonical_replicas": LANES, **({} if seed is None else {"seed": seed})}
+    own = range(group * LANES // degree, (group + 1) * LANES // degree)
+    at = Checkpoint(identity, epoch, {lane: Frontier(0, records, records) for lane in own})
+    origin = Checkpoint(identity, 0, {lane: Frontier() for lane in range(LANES)})
+    return Statement(origin, at, dict.fromkeys(own, records), records // 2, readers).encode()
 
 
 class Scene:
@@ -58,6 +74,8 @@ class Scene:
         self.told: dict[Any, list[Any]] = {}
         self.starts: list[Start] = []
         self.engine: list[Any] = []
+        self.stated: list[str] = []
+        self.hung_up: list[int] = []
         self.forgotten: list[int] = []
         self.asks = 0
         if pipelines:
@@ -71,6 +89,9 @@ class Scene:
                 self.starts.append(order)
             elif isinstance(order, (HandOver, ToEngine)):
                 self.engine.append(order.message)
+                self.stated += [order.statement] if isinstance(order, HandOver) else []
+            elif isinstance(order, HangUp):
+                self.hung_up.append(order.client)
             else:
                 assert isinstance(order, Forget)
                 self.forgotten.append(order.client)
@@ -81,10 +102,12 @@ class Scene:
         return self.asks
 
     def hello(self, group: int = 0, degree: int = 1, *, pid: int = 0, readers: int = 1, job: str = "j",
-              pipeline: str = "pipeline", step: int | None = None) -> int:  # fmt: skip
+              pipeline: str = "pipeline", step: int | None = None, timeout: float = 60.0,
+              old: Welcome | None = None) -> int:  # fmt: skip
         ask = self.ask()
-        self.do(self.sessions.hello(
-            ask, Hello(pid or 100 + ask, degree, group, readers, pipeline, job, step), self.now))  # fmt: skip
+        before = (old.client, old.token) if old is not None else ()
+        given = Hello(pid or 100 + ask, degree, group, readers, pipeline, job, step, timeout, *before)
+        self.do(self.sessions.hello(ask, given, self.now))
         return ask
 
     def welcome(self, *args: Any, **kwargs: Any) -> Welcome:
@@ -93,10 +116,26 @@ class Scene:
         self.do(self.sessions.joined(Join(found.token, found.client), 0))
         return found
 
-    def attach(self, who: Welcome, state: str = "", allow: tuple[str, ...] = ()) -> int:
+    def attach(self, who: Welcome, state: str = "", allow: tuple[str, ...] = (), stated: str = "") -> int:
         ask = self.ask()
-        self.do(self.sessions.attach(ask, Attach(who.token, who.client, state, list(allow)), self.now))
+        self.do(self.sessions.attach(ask, Attach(who.token, who.client, state, list(allow), stated), self.now))
         return ask
+
+    def running(self, degree: int = 2, **kwargs: Any) -> list[Welcome]:
+        """A run with a rank of each group attached."""
+        found = [self.welcome(group, degree, **kwargs) for group in range(degree)]
+        for who in found:
+            self.attach(who)
+        self.started()
+        return found
+
+    def engine_dies(self, how: str = "killed by signal 9 (SIGKILL)") -> None:
+        """And the next one is ready."""
+        before = len(self.starts)
+        self.do(self.sessions.engine_died(how, self.now))
+        assert len(self.starts) == before, "there is nobody to start a run"
+        self.engine.clear()
+        self.do(self.sessions.engine_ready(["pipeline", "eval"], self.now))
 
     def started(self, run: int = 0, **kwargs: Any) -> None:
         number = run or self.starts[-1].message.run
@@ -325,22 +364,187 @@ def test_a_run_whose_client_died_while_it_took_shape_is_ended() -> None:
     assert scene.engine == [EndRun(1)]
 
 
-def test_after_the_death_of_the_engine_everyone_is_told_how_and_new_clients_wait_for_the_next() -> None:
+def test_after_the_death_of_the_engine_ranks_come_back_into_their_session_and_run_with_their_statements() -> None:
     scene = Scene()
-    first, second = scene.welcome(0, 2), scene.welcome(1, 2)
-    scene.attach(first)
-    scene.started()
-    waiting = scene.attach(second)
-    assert isinstance(scene.last(waiting), Attached)
-    scene.do(scene.sessions.engine_died("killed by signal 9 (SIGKILL)", scene.now))
-    for who in (first, second):
-        refused = scene.last(scene.attach(who))
-        assert refused.kind == "RunFailed"
-        assert "SIGKILL" in refused.text
-    ask = scene.hello(0, 2)
+    first, second = scene.running()
+    scene.engine_dies()
+    assert len(scene.starts) == 1, "nobody has come back yet"
+    back = scene.welcome(0, 2, old=first)
+    assert scene.forgotten == [first.client]
+    ask = scene.attach(back, stated=statement(0, 8))
+    start = scene.starts[-1]
+    assert (start.message.groups, json.loads(start.checkpoint)["identity"]) == ([], {"canonical_replicas": LANES})
     assert scene.last(ask) is None
-    scene.do(scene.sessions.engine_ready(["pipeline"], scene.now))
+    scene.started()
+    assert scene.last(ask).owned == [0, 1]
+    other = scene.attach(scene.welcome(1, 2, old=second), stated=statement(1, 6))
+    assert scene.last(other).owned == [2, 3]
+    assert len(scene.starts) == 2
+    assert scene.stated[-2:] == [statement(0, 8), statement(1, 6)]
+    assert scene.sessions.session == 1
+
+
+def test_a_rank_that_waits_to_attach_or_attaches_late_is_let_in_after_a_death_without_a_statement() -> None:
+    scene = Scene()
+    first, second, third = (scene.welcome(group, 3) for group in range(3))
+    waiting = scene.attach(first)
+    scene.engine_dies()
+    assert len(scene.starts) == 2
+    scene.started()
+    assert isinstance(scene.last(waiting), Attached)
+    asks = [scene.attach(second)]
+    scene.engine_dies()
+    scene.attach(scene.welcome(0, 3, old=first), stated=statement(0, degree=4))
+    scene.started()
+    asks += [scene.attach(third)]
+    assert all(isinstance(scene.last(ask), Attached) for ask in asks)
+
+
+def test_a_rank_whose_data_connection_comes_after_the_engine_died_is_hung_up_on_so_that_it_comes_back() -> None:
+    scene = Scene()
+    who = scene.last(scene.hello())
+    scene.attach(who)
+    scene.started()
+    scene.engine_dies()
+    scene.do(scene.sessions.joined(Join(who.token, who.client), 77))
+    assert scene.hung_up == [who.client]
+    again = scene.welcome(old=who)
+    assert isinstance(scene.last(scene.attach(again, stated=statement(degree=1))), type(None))
+    scene.started()
+    assert len([m for m in scene.engine if isinstance(m, AddReader)]) == 1
+
+
+def test_a_new_daemon_takes_a_run_over_from_the_first_statement_and_refuses_one_of_another_run() -> None:
+    scene = Scene()
+    stranger = Welcome(b"of another daemon", 5, "")
+    first = scene.welcome(0, 2, pid=71, old=stranger)
+    ask = scene.attach(first, stated=statement(0, 8))
+    assert json.loads(scene.starts[-1].checkpoint)["lanes"]["3"]["records"] == 0, "the origin, not where it stands"
+    scene.started()
+    assert scene.last(ask).owned == [0, 1]
+    other = scene.welcome(1, 2, pid=72)
+    refused = scene.last(scene.attach(other, stated=statement(1, 8, seed=3)))
+    assert refused.kind == "CheckpointMismatch"
+    assert all(word in refused.text for word in ("process 71", "process 72", "seed"))
+    malformed = scene.last(scene.attach(other, stated="{}"))
+    assert malformed.kind == "ProtocolError"
+
+
+def test_deaths_with_no_batch_delivered_between_end_the_run_and_a_batch_begins_the_count_anew() -> None:
+    scene = Scene()
+    ranks = scene.running()
+
+    def comes_back(records: int) -> list[int]:
+        asks = []
+        for group in range(2):
+            ranks[group] = scene.welcome(group, 2, old=ranks[group])
+            asks.append(scene.attach(ranks[group], stated=statement(group, records if group else 0)))
+        if len(scene.starts) > 1:
+            scene.started()
+        return asks
+
+    for death in range(ENGINE_DEATHS + 1):  # one rank has had a batch each time
+        scene.engine_dies()
+        assert all(isinstance(scene.last(ask), Attached) for ask in comes_back(2 * death + 2))
+    for _ in range(ENGINE_DEATHS - 2):
+        scene.engine_dies("killed by signal 11 (SIGSEGV), at work on lane 3")
+        assert all(isinstance(scene.last(ask), Attached) for ask in comes_back(2 * ENGINE_DEATHS + 2))
+    scene.engine_dies("killed by signal 11 (SIGSEGV), at work on lane 3")
+    for ask in comes_back(2 * ENGINE_DEATHS + 2):
+        assert scene.last(ask).kind == "RunFailed"
+        assert "lane 3" in scene.last(ask).text
+    for who in ranks:
+        scene.goodbye(who)
+    scene.running()
+
+
+def test_after_so_many_deaths_a_rank_waits_a_while_for_the_word_of_the_others() -> None:
+    scene = Scene()
+    ranks = scene.running()
+    for _ in range(ENGINE_DEATHS):
+        scene.engine_dies()
+        scene.starts.append(scene.starts[-1])
+        ranks[0] = scene.welcome(0, 2, old=ranks[0])
+        ask = scene.attach(ranks[0], stated=statement(0, 4))
+        scene.started()
+    assert not isinstance(scene.last(ask), Refused)
+    late = scene.welcome(1, 2, old=ranks[1])
+    scene.attach(late, stated=statement(1, 2))
+    scene.started()
+    assert isinstance(scene.last(ask), Attached), "the other one had a batch"
+    for _ in range(ENGINE_DEATHS):
+        scene.engine_dies()
+        ranks[0] = scene.welcome(0, 2, old=ranks[0])
+        ask = scene.attach(ranks[0], stated=statement(0, 4))
+        scene.started()
+    scene.later(COME_BACK_SECONDS)
+    assert scene.last(ask).kind == "RunFailed"
+
+
+def test_a_run_that_kills_the_engine_at_its_start_is_refused_after_as_many_deaths() -> None:
+    scene = Scene()
+    ask = scene.attach(scene.welcome())
+    for _ in range(ENGINE_DEATHS - 1):
+        scene.engine_dies()
+        assert scene.last(ask) is None
+    scene.engine_dies("exit code 7")
+    assert scene.last(ask).kind == "RunFailed"
+    assert "exit code 7" in scene.last(ask).text
+
+
+def test_a_lost_rank_that_dies_is_not_waited_for_and_its_place_stays_used() -> None:
+    scene = Scene()
+    ranks = [scene.welcome(0, 1, readers=2, pid=70 + n) for n in range(2)]
+    for who in ranks:
+        scene.attach(who)
+    scene.started()
+    scene.engine_dies()
+    ask = scene.attach(scene.welcome(0, 1, readers=2, old=ranks[0]), stated=statement(degree=1, readers=2))
+    scene.started()
+    assert isinstance(scene.last(ask), Attached)
+    assert [m.group_readers for m in scene.engine if isinstance(m, AddReader)] == [2]
+    scene.do(scene.sessions.gone(ranks[1].client, scene.now))
+    assert ExpectReaders(scene.starts[-1].message.run, 0, 1) in scene.engine
+    newcomer = scene.attach(scene.welcome(0, 1, readers=2))
+    assert not isinstance(scene.last(newcomer), Attached), "no rank begins in the middle of another's reading"
+
+
+def test_when_all_lost_ranks_die_the_next_job_begins_at_once() -> None:
+    scene = Scene()
+    ranks = scene.running(job="run:0")
+    scene.engine_dies()
+    ask = scene.hello(0, 2, job="run:1")
+    assert scene.last(ask) is None
+    for who in ranks:
+        scene.do(scene.sessions.gone(who.client, scene.now))
     assert isinstance(scene.last(ask), Welcome)
+    scene.attach(scene.last(ask), checkpoint(8))
+    assert scene.starts[-1].checkpoint == checkpoint(8)
+
+
+def test_a_connection_that_alone_broke_is_taken_up_again_in_the_running_run() -> None:
+    scene = Scene()
+    first, _ = scene.running()
+    back = scene.welcome(0, 2, old=first)
+    assert DropReader(first.client) in scene.engine
+    assert isinstance(scene.last(scene.attach(back, stated=statement(0, 4))), Attached)
+    assert len(scene.starts) == 1
+
+
+def test_a_token_of_another_client_lets_nobody_take_its_place() -> None:
+    scene = Scene()
+    first, second = scene.running(pid=0)
+    ask = scene.hello(0, 2, pid=999, old=Welcome(second.token, first.client, ""))
+    assert scene.last(ask) is None
+    assert first.client in scene.sessions.clients
+
+
+def test_a_client_waits_for_others_to_end_no_longer_than_its_own_timeout() -> None:
+    scene = Scene()
+    scene.welcome(job="a", pid=71)
+    asks = [scene.hello(job="b", timeout=5.0), scene.hello(job="a", timeout=5.0)]
+    scene.later(5.0)
+    assert [scene.last(ask).kind for ask in asks] == ["TopologyError"] * 2
 
 
 def test_a_token_opens_only_its_own_client() -> None:
