@@ -17,7 +17,9 @@ from zephon.ops.authoring import Accumulator, BaseOp, OpTraits
 from zephon.ops.base import Operator, Stateful
 from zephon.ops.custom import FunctionOp, custom
 from zephon.ops.decode_text import DecodeText
+from zephon.ops.ensure_mixture import EnsureMixture
 from zephon.ops.expand_chat import ExpandChat
+from zephon.ops.flat_documents import FlatPacker
 from zephon.ops.map_batch import MapBatch
 from zephon.ops.map_transform import MapTransform
 from zephon.ops.pack_flat import PackFlat
@@ -29,6 +31,7 @@ from zephon.ops.tokenize import Tokenize
 from zephon.ops.tokenize_chat import TokenizeChat
 from zephon.options import Execution, Topology, apply_options
 from zephon.plan import DataSettings
+from zephon.schedules import MixtureSpec
 from zephon.types import SampleBatch, SampleRecord
 from zephon.work import StaticMixtureWorkSource
 
@@ -253,6 +256,34 @@ class Builder:
         """
         settings = known_settings("pack_sequences", settings, PackSequences, Packer)
         return self._add(PackSequences(max_length, **settings), parallelism)
+
+    def ensure_mixture(
+        self: B,
+        *,
+        max_buffer_size: int | None = 1000,
+        weight_by: str | Callable[[dict[str, Any]], float] = "auto",
+        warn_tolerance: float | None = None,
+        mixture: MixtureSpec | Mapping[str, int | float] | None = None,
+        drain_target_ratio: float = 0.8,
+        **ignored: Any,
+    ) -> B:
+        """Reorder the records of each lane so that the output keeps the mixture, within a buffer of `max_buffer_size`;
+        None: drop what there is too much of instead. Settings: `zephon.ops.ensure_mixture.EnsureMixture`. Raises
+        SettingError.
+        """
+        drop_ignored("ensure_mixture", ignored, EnsureMixture.__init__.__annotations__)
+        for operator in self.operators:
+            if isinstance(operator, FlatPacker):
+                operator.counts_tokens = True
+        return self._add(
+            EnsureMixture(
+                max_buffer_size=max_buffer_size,
+                weight_by=weight_by,
+                warn_tolerance=warn_tolerance,
+                mixture=mixture,
+                drain_target_ratio=drain_target_ratio,
+            )
+        )
 
     def shuffle(
         self: B, buffer_size: int = 1024, *, seed: int = 0, algorithm: str = "streaming", **ignored: Any

@@ -180,7 +180,7 @@ def resolve(
             raise DatasetError(f"dataset {dataset.name!r} has no rows: {dataset.location}")
     warn_of_same_data(source.datasets)
     for operator in operators:
-        operator.check([dataset.name for dataset in source.datasets])
+        operator.check(source)
     saved = checkpoint.identity if checkpoint else {}
     seed = int(saved.get("seed", source.seed))
     if seed != source.seed:

@@ -152,7 +152,7 @@ IGNORED_OPTIONS = [
     "metrics_sink_config", "max_worker_retries", "shm_size", "shm_prefix", "shm_anything",
 ]  # fmt: skip
 
-NOT_YET = ("ensure_mixture",)
+NOT_YET: tuple[str, ...] = ()
 """What is not there yet. The rows of one that has come fail until it is taken out."""
 
 

@@ -22,6 +22,7 @@ from zephon.columns import Block, IntArray
 from zephon.errors import RecordError
 
 if TYPE_CHECKING:
+    from zephon.custom_source import CustomSource
     from zephon.plan import Plan
 
 
@@ -152,10 +153,8 @@ class Operator(ABC):
     def describe(self) -> dict[str, Any]:
         """The operator's data settings as plain JSON values. They are part of the run's identity."""
 
-    def check(self, datasets: Sequence[str]) -> None:  # noqa: B027
-        """Called when a run is planned, with the names of its datasets. Raises SettingError for settings that do not
-        fit them.
-        """
+    def check(self, source: StaticMixtureWorkSource | CustomSource) -> None:  # noqa: B027
+        """Called when a run is planned. Raises SettingError for settings that do not fit its work source."""
 
     def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
         """The fields it needs from upstream, given those that are needed of its output. None means all."""

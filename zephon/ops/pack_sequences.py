@@ -113,7 +113,7 @@ class _Keeping(Accumulator):
         settings = self.settings
         if settings.length_fn is not None:
             wanted = "a length, a whole number from 0"
-            numbers = numbers_of(settings.length_fn, block, settings, faults, wanted, int)
+            numbers = numbers_of(settings.length_fn, block, settings, faults, wanted, whole=True)
             good = [record for record, number in enumerate(numbers) if number is not None]
             return np.array(good, np.int64), np.array([numbers[record] for record in good], np.int64)
         before = faults.skipped
@@ -122,9 +122,7 @@ class _Keeping(Accumulator):
         self.count("dropped_records", without)
         return found.records, found.lengths
 
-    def _fitting(
-        self, block: Block, records: IntArray, lengths: IntArray, faults: Faults
-    ) -> tuple[IntArray, IntArray]:
+    def _fitting(self, block: Block, records: IntArray, lengths: IntArray, faults: Faults) -> tuple[IntArray, IntArray]:
         """Without the records that are too long or too short."""
         settings = self.settings
         long, out = lengths > settings.max_length, lengths < settings.min_sequence_length

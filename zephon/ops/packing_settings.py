@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zephon.errors import SettingError
 from zephon.ops.base import Stateful
 from zephon.ops.bins import DEFAULT_BINS, BestFit, Bins, FirstFit, Rules
 from zephon.ops.candidates import BestFitCandidates, FirstFitCandidates
 from zephon.ops.homogeneity import HOMOGENEITIES, ByComponent, DomainGroups
+
+if TYPE_CHECKING:
+    from zephon.custom_source import CustomSource
+    from zephon.work import StaticMixtureWorkSource
 
 LARGEST = 2**31 - 1
 SHUFFLES = (None, "within_bin", "bins")
@@ -111,9 +115,9 @@ class Packer(Stateful):
             described["max_candidate_age"] = self.max_candidate_age if self.candidate_pool_size else None
         return described
 
-    def check(self, datasets: Sequence[str]) -> None:
+    def check(self, source: StaticMixtureWorkSource | CustomSource) -> None:
         if self.groups is not None:
-            self.groups.check(self.name, datasets)
+            self.groups.check(self.name, [dataset.name for dataset in source.datasets])
 
     @property
     def splits(self) -> bool:

@@ -15,9 +15,9 @@ from zephon.randomness import Draws, drawing
 
 
 def numbers_of(
-    fn: Callable[[dict[str, Any]], Any], block: Block, operator: Operator, faults: Faults, wanted: str, kinds: type
+    fn: Callable[[dict[str, Any]], Any], block: Block, operator: Operator, faults: Faults, wanted: str, *, whole: bool
 ) -> list[Any]:
-    """`fn(payload)` of each record: a finite number of `kinds` from 0 on, or None for a record that is bad because it
+    """`fn(payload)` of each record: a finite number from 0 on, a whole one if `whole`, or None for a record that is bad because it
     is none, or because the function raised. `wanted` says in words what was expected.
     """
     numbers: list[Any] = []
@@ -26,8 +26,12 @@ def numbers_of(
             draws.turn_to(record)
             try:
                 found = fn(payload)
-                number = found.item() if isinstance(found, np.generic) else found
-                fits = isinstance(number, (int, kinds)) and not isinstance(number, bool) and 0 <= number < 2**62
+                number: Any = found.item() if isinstance(found, np.generic) else found
+                fits = (
+                    isinstance(number, int if whole else (int, float))
+                    and not isinstance(number, bool)
+                    and 0 <= number < 2**62
+                )
                 cause: str | BaseException = "" if fits else f"the function returned {found!r:.80}, expected {wanted}"
             except BaseException as error:
                 if is_interrupt(error):

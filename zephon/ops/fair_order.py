@@ -1,0 +1,109 @@
+"""In which order waiting records leave, so that the output keeps given shares: start-time fair queueing.
+
+Each dataset has a queue and a *turn*, which grows by weight / share with every record of it that leaves; of the queues
+that hold a record, the one whose turn is lowest gives its oldest. So long as every queue holds something, each dataset
+has had its share of the weight to within about one record, whatever the weights. A dataset whose queue was empty goes
+on from the turn that the others have reached meanwhile: what it missed is not made up for in one go, which would only
+replace one long run by another. (P. Goyal, H. Vin, H. Cheng, "Start-time fair queueing", 1996.)
+
+A record of several datasets waits in the queue of the one that it holds most of in proportion to its share, and is
+charged to all of them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+_EMPTY = float("inf")
+_NEVER = 1e300  # the turn of a dataset without a share: it leaves when nothing else is there
+
+Charge = float | tuple[tuple[int, float], ...]
+"""What a record weighs: for its own dataset, or for each of several."""
+
+
+class FairOrder:
+    """The queues. `shares` are the datasets' by number, in any unit, 0 for those that are not wanted."""
+
+    def __init__(self, shares: Sequence[float]) -> None:
+        total = sum(shares)
+        self.shares = [share / total for share in shares]
+        self._per_weight = [1 / share if share else 0.0 for share in self.shares]
+        self._queues: list[deque[tuple[int, Charge]]] = [deque() for _ in shares]
+        self._turns = [0.0 if share else _NEVER for share in self.shares]
+        self._heads = [_EMPTY] * len(self.shares)  # turns of those whose queue is not empty
+        self._reached = 0.0
+        self._seen = [0] * len(self.shares)
+        self._weight = [0.0] * len(self.shares)
+        self.held = 0
+        self.largest = 0.0
+        """The weight of the heaviest record so far."""
+
+    def add(self, number: int, dataset: int, charge: Charge, *, forgive: bool = True) -> None:
+        """A record comes to wait. `forgive`: a dataset that had none waiting goes on from where the others are."""
+        weight = charge if isinstance(charge, float) else sum(part for _, part in charge)
+        if not self._seen[dataset] and not any(self._seen):
+            # Half a record each, so that the first ones do not come all at once.
+            self._turns = [t if t == _NEVER else weight * per / 2 for t, per in zip(self._turns, self._per_weight)]
+        self.largest = max(self.largest, weight)
+        self._seen[dataset] += 1
+        self._weight[dataset] += weight
+        queue = self._queues[dataset]
+        if not queue:
+            if forgive and self._turns[dataset] < self._reached:
+                self._turns[dataset] = self._reached
+            self._heads[dataset] = self._turns[dataset]
+        queue.append((number, charge))
+        self.held += 1
+
+    def leave(self, down_to: int) -> list[int]:
+        """The numbers of the records that leave, in order, until only so many are held."""
+        heads, queues, turns, per_weight = self._heads, self._queues, self._turns, self._per_weight
+        out = []
+        for _ in range(self.held - down_to):
+            low = min(heads)
+            dataset = heads.index(low)
+            queue = queues[dataset]
+            number, charge = queue.popleft()
+            out.append(number)
+            if low < _NEVER:
+                self._reached = low
+            if isinstance(charge, float):
+                turns[dataset] = low + charge * per_weight[dataset]
+                heads[dataset] = turns[dataset] if queue else _EMPTY
+            else:
+                self._charge(charge)
+                heads[dataset] = turns[dataset] if queue else _EMPTY
+        self.held -= len(out)
+        return out
+
+    def leave_strictly(self, *, slack: bool = False) -> list[int]:
+        """The numbers of the records that leave while the dataset whose turn it is has one waiting; with `slack`, while
+        no dataset that has none is more than one of its records behind.
+        """
+        out: list[int] = []
+        heads = self._heads
+        while self.held:
+            lacking = [
+                self._turns[dataset] + (self._mean(dataset) * self._per_weight[dataset] if slack else 0.0)
+                for dataset, head in enumerate(heads)
+                if head == _EMPTY and self.shares[dataset]
+            ]
+            low = min(heads)
+            if low >= _NEVER or (lacking and min(lacking) < low):
+                break
+            out += self.leave(self.held - 1)
+        return out
+
+    def _mean(self, dataset: int) -> float:
+        """The mean weight of a dataset's records so far, of all records if it had none."""
+        if self._seen[dataset]:
+            return self._weight[dataset] / self._seen[dataset]
+        return sum(self._weight) / sum(self._seen)
+
+    def _charge(self, parts: tuple[tuple[int, float], ...]) -> None:
+        for dataset, weight in parts:
+            if self.shares[dataset]:
+                self._turns[dataset] += weight * self._per_weight[dataset]
+                if self._heads[dataset] != _EMPTY:
+                    self._heads[dataset] = self._turns[dataset]
