@@ -91,6 +91,11 @@ class Plan:
         return stateful[0] if stateful else len(self.operators)
 
     @property
+    def grain(self) -> int:
+        """Tasks are cut at multiples of this in a lane's samples, and at the ends of windows."""
+        return max((op.grain for op in self.front), default=1)
+
+    @property
     def microbatch_size(self) -> int:
         return self.settings.microbatch_size
 

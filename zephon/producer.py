@@ -124,7 +124,7 @@ class LaneProducer:
     def _plan_window(self) -> None:
         window = self._ahead.next()
         if window is not None:
-            tasks = list(tasks_of(window, self.epoch, self.lane, self._task_samples))
+            tasks = list(tasks_of(window, self.epoch, self.lane, self._task_samples, self.plan.grain))
             self._to_hand_out.extend(tasks)
             self._ends.extend(task.high for task in tasks)
             self._windows.append((window, self._handed_out + len(self._to_hand_out)))
