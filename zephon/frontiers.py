@@ -6,7 +6,6 @@ record will do: a stale frontier costs replay, never data. Where a user's own wo
 that window's beginning belongs to the frontier (`source`, as JSON text: `zephon.source_state`).
 
 A checkpoint is plain JSON: the run's identity and one frontier a lane. A partial one holds the lanes of some groups
-import json
 only and says so; `merge_checkpoints` joins the parts.
 """
 
