@@ -156,6 +156,8 @@ def test_an_engine_throws_out_a_worker_that_talks_nonsense_and_goes_on(
                 break
         worker.close()
     until(engine.lives)
+    for number in range(1, engine.numbers + 1):
+        engine.channel.send(encode(p.WorkerGone(number, "thrown out")))
     until(lambda: len(os.listdir(f"/proc/{engine.pid}/fd")) < 20)
 
 
