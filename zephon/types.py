@@ -32,6 +32,8 @@ class SampleMeta:
     """Marks of the user's own. They stay with the record up to the next custom operator and beyond."""
     _origin: tuple[tuple[int, ...], ...] | None = field(default=None, repr=False, compare=False)
     """All samples that the record was made from, as the run numbers them. None: the meta is of no run's record."""
+    _hidden: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    """What built-in operators keep with the record for one another."""
 
 
 @dataclass

@@ -164,6 +164,7 @@ def spawn_child(meta: SampleMeta, index: int) -> SampleMeta:
         tags=dict(meta.tags),
         component_sample_counts=dict(meta.component_sample_counts),
         component_token_counts={},
+        _hidden={},
     )
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from zephon.columns import HIDDEN, MISSING, Block, Column, Fixed, Objects, Ragged, Text
+from zephon.columns import HIDDEN, MISSING, Block, Column, Fixed, Objects, Ragged, Text, column_of
 from zephon.ops.base import Faults, said
-from zephon.ops.token_fields import AUTO
+from zephon.ops.token_fields import AUTO, SAMPLE_TOKENS
 from zephon.randomness import LINEAGE
 from zephon.types import SampleMeta, SampleRecord
 
@@ -46,11 +46,12 @@ def own(value: Any) -> Any:
     if kind in _SHARED:
         return value
     if kind is list:
-        return value.copy() if set(map(type, value)) <= _SHARED else [own(item) for item in value]
+        return value.copy() if _SHARED.issuperset(map(type, value)) else [own(item) for item in value]
     if kind is dict:
-        return {key: own(item) for key, item in value.items()}
+        plain = _SHARED.issuperset(map(type, value.values()))
+        return value.copy() if plain else {key: own(item) for key, item in value.items()}
     if kind is tuple:
-        return value if set(map(type, value)) <= _SHARED else tuple([own(item) for item in value])
+        return value if _SHARED.issuperset(map(type, value)) else tuple([own(item) for item in value])
     if isinstance(value, np.ndarray):
         return value.copy()
     if kind in (set, bytearray):
@@ -77,20 +78,20 @@ def records_of(block: Block, faults: Faults) -> list[SampleRecord]:
     names = [dataset.name for dataset in faults.datasets]
     origins = _origins(block)
     tokens, lineages = _token_counts(block), _values(block, LINEAGE, ())
+    kept = {name: _values(block, name, MISSING) for name in block.hidden if name not in (LINEAGE, TAGS)}
     records = []
     for number, (payload, tags) in enumerate(zip(own_rows(block), _values(block, TAGS, None))):
         origin = origins[number]
-        dataset, shard, row, *place = origin[0]
-        counts: dict[str, int] = {}
-        for sample in origin:
-            name = names[sample[0]] if sample[0] < len(names) else str(sample[0])
-            counts[name] = counts.get(name, 0) + 1
-        name = names[dataset] if dataset < len(names) else str(dataset)
+        _, shard, row, *place = origin[0]
+        hidden = {name: values[number] for name, values in kept.items() if values[number] is not MISSING}
+        of = [names[sample[0]] if sample[0] < len(names) else str(sample[0]) for sample in origin]
+        samples_of = {name: of.count(name) for name in of} if len(of) > 1 else {of[0]: 1}
+        tokens_of = _tokens_of(of, hidden.get(SAMPLE_TOKENS), None if tokens is None else tokens[number])
         chunk, offset = divmod(place[0], chunk_size) if place and chunk_size else (None, None)
-        known = {name: tokens[number]} if tokens is not None and len(counts) == 1 else {}
         meta = SampleMeta(
-            (name, shard, row), lane, chunk, offset, counts, known, lineages[number], dict(tags or {}), origin
-        )
+            (of[0], shard, row), lane, chunk, offset, samples_of, tokens_of, tuple(lineages[number]),
+            dict(tags or {}), origin, hidden,
+        )  # fmt: skip
         records.append(SampleRecord(meta, payload))
     return records
 
@@ -111,6 +112,8 @@ def block_of(records: Sequence[SampleRecord], like: Block) -> Block:
         hidden[LINEAGE] = Objects([tuple(record.meta.lineage) for record in records])
     if any(record.meta.tags for record in records):
         hidden[TAGS] = Objects([own(record.meta.tags) for record in records])
+    for name in dict.fromkeys(name for record in records for name in record.meta._hidden):
+        hidden[name] = column_of([record.meta._hidden.get(name, MISSING) for record in records])
     return made.with_fields({**made.fields, **hidden})
 
 
@@ -178,6 +181,16 @@ def _unpicklable(value: Any) -> BaseException | None:
     except Exception as error:
         return error
     return None
+
+
+def _tokens_of(names: Sequence[str], each: Any, whole: int | None) -> dict[str, int]:
+    """A record's tokens by dataset: of each of its samples, or of all that are of one dataset; else unknown."""
+    if isinstance(each, np.ndarray) and len(each) == len(names):
+        counts: dict[str, int] = {}
+        for name, tokens in zip(names, each.tolist()):
+            counts[name] = counts.get(name, 0) + tokens
+        return counts
+    return {names[0]: whole} if whole is not None and len(set(names)) == 1 else {}
 
 
 def _origins(block: Block) -> list[tuple[tuple[int, ...], ...]]:

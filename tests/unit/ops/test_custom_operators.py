@@ -308,3 +308,22 @@ def test_accumulators_to_build_on_hold_and_give_what_they_say() -> None:
     assert tombstones_for_record(records[0], reason="dropped") == []
     with pytest.raises(ValueError, match="max_batch=0"):
         CountingAccumulator(0)
+
+
+def test_tokens_by_dataset_are_known_where_packing_counted_them_and_stay_with_the_record() -> None:
+    seen: list[SampleMeta] = []
+
+    def look(records: Records) -> Records:
+        seen.extend(record.meta for record in records)
+        return records
+
+    pipeline = pipeline_of(rows=(20, 10), lanes=1, chunk=10, batch=1)
+    pipeline._batched = False
+    pipeline.map_transform(lambda row: {"input_ids": [row["id"]] * (1 + row["id"] % 5)}).pack_flat(8, algorithm="wrap")
+    pipeline.add_op("first", process_many=lambda records: records).ensure_mixture(max_buffer_size=2)
+    pipeline.add_op("look", process_many=look).batch(1)
+    batches = unchecked(pipeline)
+    assert len(batches) > 5
+    assert any(len(meta.component_token_counts) == 2 for meta in seen)
+    tokens = sum(count for meta in seen for count in meta.component_token_counts.values())
+    assert tokens == sum(1 + i % 5 for i in (*range(20), *range(10)))
