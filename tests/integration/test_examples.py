@@ -49,3 +49,18 @@ def test_the_example_gives_every_global_step_the_same_batches_on_4_ranks_and_res
     assert {step for step, _, _ in after} == {4, 5, 6}
     assert before | after == uninterrupted(folder, 6)
     assert len(before | after) == 6 * 8
+
+
+def test_the_example_of_custom_code_is_checked_and_the_same_on_any_number_of_groups(runtime_folder: Path) -> None:
+    folder = runtime_folder / "examples"
+    shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("data", "saved", "__pycache__"))
+    with python(folder, "import runpy; runpy.run_path('make_data.py', run_name='__main__')", cwd=folder) as making:
+        assert making.end() == 0, making.errors
+    code = "import runpy; runpy.run_path('custom_code.py', run_name='__main__')"
+    with python(folder, code, cwd=folder) as checking:
+        assert checking.end() == 0, checking.errors
+    assert "nothing was found" in checking.output
+    assert "[mask]" in checking.output
+    with zephon(folder, "verify", "custom_code.py", "--dp", "4,2,1", "--steps", "6", cwd=folder) as verifying:
+        assert verifying.end() == 0, verifying.errors
+    assert "every global step is the same" in verifying.output
