@@ -124,7 +124,7 @@ class CustomSource:
     def describe(self) -> dict[str, Any]:
         """What identifies the source: its code, and its settings or else the state of the object as it was first seen.
 
-        The datasets stand in the identity by themselves and count here by name.
+        Of a dataset that it holds its name and content count, not its path.
         """
         if self._described is None:
             assert self._user is not None
@@ -133,8 +133,10 @@ class CustomSource:
                 self._described = {"kind": "custom", "digest": digest_of(self._user)}
             else:
                 settings = self._asked("describe", describe)
-                if (wrong := unlike_json(settings)) is not None:
-                    raise SettingError(f"{self.name}.describe(): {wrong}")
+                wrong = unlike_json(settings) if isinstance(settings, dict) else f"it is {settings!r:.200}, not a dict"
+                if wrong is not None:
+                    raise SettingError(f"{self.name}.describe() must be plain JSON: {wrong}")
+                settings = {**settings, "seed": self.seed}  # only the source knows what follows from its seed
                 self._described = {"kind": "custom", "digest": digest_of(type(self._user)), "settings": settings}
         return dict(self._described)
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zephon.batches import Batch
+from zephon.custom_source import CustomSource
 from zephon.embedded import EmbeddedRun
 from zephon.errors import SettingError, ZephonError
 from zephon.frontiers import complete_checkpoint, merge_checkpoints
@@ -139,7 +140,7 @@ def verify(
     count = len({step for step, _ in expected})
     if not count:
         raise SettingError("verify: the run has no full step to compare; use fewer lanes or a smaller microbatch_size")
-    if any(operator.users_code for operator in plan.operators):
+    if isinstance(plan.source, CustomSource) or any(operator.users_code for operator in plan.operators):
         time.sleep(COARSE_CLOCK_S)
     legs = []
     for number, groups in enumerate(possible):

@@ -189,7 +189,11 @@ class WorkerPool:
             if place == 0:
                 order.deaths.append(how)
             if len(order.deaths) >= DEATHS:
-                text = f"{DEATHS} workers died on the same samples ({', '.join(order.deaths)}): {order.task}"
+                task, deaths = order.task, ", ".join(order.deaths)
+                text = (
+                    f"{DEATHS} workers died on the same samples ({deaths}): lane {task.lane}, its samples {task.low} to "
+                    f"{task.high - 1}. Look for a record that makes an operator crash or take too much memory."
+                )
                 _resolve(order.future, RunFailed(text))
             else:
                 with self._lock:

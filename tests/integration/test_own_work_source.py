@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -71,14 +73,18 @@ endless = Pipeline(ramp(Endless)).batch(2).options(canonical_replicas=4, flush_e
 '''
 
 
-@pytest.fixture(scope="module")
-def daemon() -> Iterator[Daemon]:
-    folder = Path(tempfile.mkdtemp(prefix="z", dir="/tmp"))
+def recipe_in(folder: Path) -> str:
     COUNT(900, 3, folder / "data" / "web")
     COUNT(700, 2, folder / "data" / "code", suffix=".parquet")
     byte_tokenizer(folder / "data" / "tokenizer.json")
     (folder / "recipe.py").write_text(EXAMPLE.read_text() + MORE)
-    with Daemon(str(folder / "recipe.py")) as running:
+    return str(folder / "recipe.py")
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    folder = Path(tempfile.mkdtemp(prefix="z", dir="/tmp"))
+    with Daemon(recipe_in(folder)) as running:
         yield running.all_started()
     shutil.rmtree(folder)
 
@@ -167,3 +173,17 @@ def test_ranks_of_an_endless_source_wait_for_nobody(daemon: Daemon) -> None:
 
 def test_verify_proves_the_example(daemon: Daemon) -> None:
     assert verify(daemon.recipe, dp=[4, 2, 1], steps=12).ok
+
+
+def test_after_an_engines_death_the_sources_go_on_with_the_states_that_the_ranks_bring(runtime_folder: Path) -> None:
+    recipe = recipe_in(runtime_folder)
+    ledger = Ledger(plan_of(recipe, "large"))
+    with Daemon(recipe) as daemon, Ranks(daemon.socket, 2, pipeline="large", ledger=ledger) as ranks:
+        ranks.rounds(20)
+        ranks.take([3, 7])
+        os.kill(daemon.pids()["engine"], signal.SIGKILL)
+        ranks.rounds(20)
+        state = ranks.merged()
+        assert all(lane["source"]["state"]["more"] for lane in state["lanes"].values())
+        ranks.rounds()
+    ledger.check()

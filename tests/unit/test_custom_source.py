@@ -259,7 +259,7 @@ def test_the_identity_covers_code_and_settings_but_neither_paths_nor_what_was_re
     assert of(4, "one")["source"] != one["source"]
     assert one["mixture"] is None
     assert [(entry["name"], entry["rows"]) for entry in one["datasets"]] == [("d", 40)]
-    assert identity(Described([]))["source"]["settings"] == {"chunks": 0}
+    assert identity(Described([]))["source"]["settings"] == {"chunks": 0, "seed": 0}
     assert identity(Described([1]))["source"]["digest"] == identity(Described([]))["source"]["digest"]
     assert identity(Fixed([]))["source"] != identity(Described([]))["source"]
 

@@ -62,7 +62,7 @@ class Dataset:
 
     def __zephon_identity__(self) -> str:
         """What a function or a work source that holds it is known by (`zephon.function_digest`): no path, no cache."""
-        return f"dataset {self.name}"
+        return f"dataset {self.name} {self.digest}"
 
     @property
     def format(self) -> str:
