@@ -191,8 +191,8 @@ class WorkerPool:
             if len(order.deaths) >= DEATHS:
                 task, deaths = order.task, ", ".join(order.deaths)
                 text = (
-                    f"{DEATHS} workers died on the same samples ({deaths}): lane {task.lane}, its samples {task.low} to "
-                    f"{task.high - 1}. Look for a record that makes an operator crash or take too much memory."
+                    f"{DEATHS} workers died on the same samples ({deaths}): lane {task.lane}, its samples {task.low} "
+                    f"to {task.high - 1}. Look for a record that makes an operator crash or take too much memory."
                 )
                 _resolve(order.future, RunFailed(text))
             else:
