@@ -7,7 +7,6 @@ polls or spins. After the connection's end what had arrived before is still ther
 
 from __future__ import annotations
 
-import os
 import select
 from collections import deque
 from typing import Any
@@ -81,8 +80,12 @@ class Feed:
             self._channel.flush()
         while True:
             messages = self._channel.receive(_AT_ONCE)
-            for payload, fds in messages:
-                self._take(payload, fds)
+            try:
+                for payload, fds in messages:
+                    self._take(payload, fds)
+            finally:
+                for _, fds in messages:
+                    channels.close_all(fds)
             if len(messages) < _AT_ONCE:
                 return
 
@@ -124,25 +127,21 @@ class Feed:
         self._channel.send(encode(message, limit=channels.MAX_DESCRIPTOR))
 
     def _take(self, payload: bytes, fds: list[int]) -> None:
-        try:
-            message = decode(payload, expect=FROM_ENGINE)
-            self.heard += 1
-            self.moved += 1
-            if isinstance(message, NewSegment):
-                if len(fds) != 1:
-                    raise ProtocolError(f"a segment of lane {message.lane} came with {len(fds)} descriptors, not one")
-                self.slots.map(message, fds.pop())
-            elif isinstance(message, Alive):
-                self.reason = message.reason
-                self.moved -= not message.working
-            elif isinstance(message, Failed):
-                self.failed = message
-            elif isinstance(message, (BatchReady, BatchesReady)):
-                for ready in (message,) if isinstance(message, BatchReady) else message.batches:
-                    self.slots.came(ready)
-                    self.arrived.append(ready)
-            else:
-                self.arrived.append(message)
-        finally:
-            for fd in fds:
-                os.close(fd)
+        message = decode(payload, expect=FROM_ENGINE)
+        self.heard += 1
+        self.moved += 1
+        if isinstance(message, NewSegment):
+            if len(fds) != 1:
+                raise ProtocolError(f"a segment of lane {message.lane} came with {len(fds)} descriptors, not one")
+            self.slots.map(message, fds.pop())
+        elif isinstance(message, Alive):
+            self.reason = message.reason
+            self.moved -= not message.working
+        elif isinstance(message, Failed):
+            self.failed = message
+        elif isinstance(message, (BatchReady, BatchesReady)):
+            for ready in (message,) if isinstance(message, BatchReady) else message.batches:
+                self.slots.came(ready)
+                self.arrived.append(ready)
+        else:
+            self.arrived.append(message)

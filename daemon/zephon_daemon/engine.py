@@ -316,15 +316,17 @@ class Engine:
         if port is None:
             return
         port.channel.flush()
+        messages: list[tuple[bytes, list[int]]] = []
         try:
-            for payload, fds in port.channel.receive():
-                try:
-                    self._worker_says(number, port, payload, fds)
-                finally:
-                    close_all(fds)
+            messages = port.channel.receive()
+            for payload, fds in messages:
+                self._worker_says(number, port, payload, fds)
         except ProtocolError as error:  # what a worker says may be anything after user code has gone wild in it
             self._errors.append(f"worker {number}: {error}")
             port.channel.close()
+        finally:
+            for _, fds in messages:
+                close_all(fds)
         if port.channel.closed:
             self._unwatch(port.channel)
 

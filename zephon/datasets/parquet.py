@@ -59,7 +59,7 @@ def _read_footer(path: str, size: int, tally: Tally) -> Entry:
         raise damaged(path, f"its footer would be {length} bytes long, the file has {size}")
     try:
         metadata = pq.read_metadata(pa.BufferReader(_MARK + tail[-8 - length :]))
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(path, error) from error
     tally.add(size=size)
     return Entry(size, metadata.num_rows, hashlib.blake2b(head + tail, digest_size=32).digest())
@@ -96,7 +96,7 @@ class Parquet(FileSource):
 
         try:
             return patiently(attempt, path, lambda: resources().parquet.drop(key))
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError) as error:  # names of damaged columns are not UTF-8, say
             resources().parquet.drop(key)
             refuse_changed(path, signature)
             raise damaged(path, error) from error
