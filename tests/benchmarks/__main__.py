@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import costs, shares, throughput
+from tests.benchmarks import costs, operators, shares, throughput
 from tests.benchmarks.contest import Timing
 from tests.benchmarks.corpus import FULL, QUICK, Corpus, corpus
 from tests.benchmarks.processes import busy_cores
@@ -21,6 +21,8 @@ BENCHMARKS: dict[str, Callable[[Corpus, Scale], list[Row]]] = {
     "b": throughput.ids,
     "c": throughput.mixed,
     "lengths": throughput.lengths,
+    "operators": operators.speed,
+    "fill": operators.fill,
     "cpu": shares.cpu,
     "memory": costs.memory,
     "next": costs.next_batch,

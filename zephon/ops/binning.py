@@ -75,7 +75,7 @@ class Binning(FlatPacking):
         placed, rest = self.open.finish()
         out = self._finished(placed)
         self._keep(placed.kept)
-        return out + self._finished(rest, flushed=True)
+        return out + self._finished(rest)
 
     def _keep(self, rows: IntArray) -> None:
         """Hold these documents only."""
@@ -93,7 +93,7 @@ class Binning(FlatPacking):
             self.tokens = [tokens[low:high] for low, high in pairwise(bounds)]
             self.masks = self.masks and [None if mask is None else mask.copy() for mask in self.masks]
 
-    def _finished(self, step: Step, flushed: bool = False) -> list[Block]:
+    def _finished(self, step: Step) -> list[Block]:
         """Finished sequences as a block."""
         if not step.sequences:
             return []
@@ -119,7 +119,7 @@ class Binning(FlatPacking):
         names = sample_names(self.names, step.row, step.sequence, step.length, step.sequences)
         padded = room > 0
         segments = np.insert(step.length, ends[padded], room[padded])
-        return self.sequences(tokens, used, segments, mask, masked, names, flushed=flushed)
+        return self.sequences(tokens, used, segments, mask, masked, names, step.flushed)
 
 
 def _lay(parts: list[Any], ends: IntArray, room: IntArray, padding: AnyArray, out: AnyArray) -> None:

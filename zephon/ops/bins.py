@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -20,8 +21,12 @@ import numpy as np
 from zephon.columns import IntArray
 
 DEFAULT_BINS = 64
-NUMBER_BITS = 40  # a level is `room << 40 | bin`, so that sorting levels sorts by room, then by age
+NUMBER_BITS = 32
 NUMBER = (1 << NUMBER_BITS) - 1
+LENGTH = ~NUMBER
+"""A *level* is a bin: `room << 32 | its number`, so that sorting levels sorts by room, then by age. A *key* is a
+document: `length << 32 | its number counted down`, so that of one length the oldest comes last. Both fit int64.
+"""
 
 
 class Rules(NamedTuple):
@@ -56,23 +61,25 @@ class Bins(ABC):
         self.rules = rules
         self.capacity, self.limit, self.close_fullest, self.most, self.split = rules
         self.opened = 0
-        self._rooms: dict[int, int] = {}  # open bin -> room, in the order of opening
+        self._open: dict[int, int] = {}  # open bin -> its level, in the order of opening
         self._counts: dict[int, int] = {}
-        self._pieces: list[int] = []  # of those placed since the last call, five numbers each
+        self._keys: list[int] = []  # of the pieces placed since the last call
+        self._into: list[int] = []  # for each the level of its bin before
+        self._starts: dict[int, int] = {}  # of the pieces that are not a document's beginning
         self._closed: list[int] = []
         self._closed_at: list[int] = []
-        self._now = 0  # the document that has just come
+        self._now = 0  # the key of the document that has just come
 
     @property
     def open(self) -> list[int]:
         """The open bins, oldest first."""
-        return list(self._rooms)
+        return list(self._open)
 
-    def place(self, documents: Sequence[int], lengths: Sequence[int]) -> Placement:
-        """Documents by number, with their lengths: 1 to `capacity`, any from 1 with `split`."""
-        for document, length in zip(documents, lengths):
-            self._now = document
-            self._settle(document, length)
+    def place(self, keys: Sequence[int]) -> Placement:
+        """Documents by their keys, in the order of their numbers; lengths 1 to `capacity`, any from 1 with `split`."""
+        for key in keys:
+            self._now = key
+            self._settle(key)
         return self._taken()
 
     def finish(self) -> Placement:
@@ -80,50 +87,59 @@ class Bins(ABC):
         return self._taken()
 
     def _taken(self) -> Placement:
-        pieces = np.array(self._pieces, np.int64).reshape(-1, 5).T
-        made = Placement(pieces, self._closed, self._closed_at)
-        self._pieces, self._closed, self._closed_at = [], [], []
+        keys, into = np.array(self._keys, np.int64), np.array(self._into, np.int64)
+        starts = np.zeros(len(keys), np.int64)
+        if self._starts:
+            starts[list(self._starts)] = list(self._starts.values())
+        offsets = self.capacity - (into >> NUMBER_BITS)
+        pieces = np.stack((NUMBER - (keys & NUMBER), starts, keys >> NUMBER_BITS, into & NUMBER, offsets))
+        made = Placement(pieces, self._closed, [NUMBER - (key & NUMBER) for key in self._closed_at])
+        self._keys, self._into, self._starts, self._closed, self._closed_at = [], [], {}, [], []
         return made
 
-    def _settle(self, document: int, length: int) -> None:
+    def _settle(self, key: int) -> None:
         """Put a document where the rule says."""
-        start = 0
-        while (number := self._find(length)) is None:
-            if len(self._rooms) < self.limit:
-                number = self.opened
+        start, capacity = 0, self.capacity
+        while (level := self._find(key)) is None:
+            length = key >> NUMBER_BITS
+            if len(self._open) < self.limit:
+                level = capacity << NUMBER_BITS | self.opened
                 self.opened += 1
-                if length <= self.capacity:
-                    self._put(document, start, length, number, self.capacity)
-                    return
-                self._put(document, start, self.capacity, number, self.capacity)
-                start, length = start + self.capacity, length - self.capacity
-                continue
-            number = self._fullest() if self.close_fullest else next(iter(self._rooms))
-            room = self._rooms[number]
-            if self.split:
-                self._put(document, start, room, number, room)
-                start, length = start + room, length - room
+                part = min(length, capacity)
             else:
-                del self._rooms[number]
-                self._unlisted(number, room)
-                self._close(number)
-        self._put(document, start, length, number, self._rooms[number])
+                level = self._fullest() if self.close_fullest else next(iter(self._open.values()))
+                if not self.split:
+                    del self._open[level & NUMBER]
+                    self._unlisted(level)
+                    self._close(level & NUMBER)
+                    continue
+                part = level >> NUMBER_BITS
+            self._put(part << NUMBER_BITS | key & NUMBER, start, level)
+            start += part
+            key -= part << NUMBER_BITS
+            if key <= NUMBER:
+                return
+        self._put(key, start, level)
 
-    def _put(self, document: int, start: int, length: int, number: int, room: int) -> None:
-        """A piece into a bin that has that room. A bin that is not among the open ones is a new one."""
-        self._pieces.extend((document, start, length, number, self.capacity - room))
-        left = room - length
+    def _put(self, key: int, start: int, level: int) -> None:
+        """A piece into a bin of that level. A bin with all of its room is a new one."""
+        if start:
+            self._starts[len(self._keys)] = start
+        self._keys.append(key)
+        self._into.append(level)
+        number, left = level & NUMBER, level - (key & LENGTH)
         crowded = self.most is not None and self._is_crowded(number)
-        if left and not crowded:
-            self._rooms[number] = left
-            if room == self.capacity:
-                self._listed(number, left)
+        new = level >> NUMBER_BITS == self.capacity
+        if left > NUMBER and not crowded:
+            self._open[number] = left
+            if new:
+                self._listed(left)
             else:
-                self._relisted(number, room, left)
+                self._relisted(level, left)
             return
-        if room < self.capacity:
-            del self._rooms[number]
-            self._unlisted(number, room)
+        if not new:
+            del self._open[number]
+            self._unlisted(level)
         self._close(number)
 
     def _is_crowded(self, number: int) -> bool:
@@ -138,24 +154,24 @@ class Bins(ABC):
         self._closed_at.append(self._now)
 
     def _fullest(self) -> int:
-        """The open bin with the least room, the oldest of several."""
-        return min(self._rooms, key=self._rooms.__getitem__)
+        """The level of the open bin with the least room, the oldest of several."""
+        return min(self._open.values())
 
     @abstractmethod
-    def _find(self, length: int) -> int | None:
-        """The open bin that a document of this length goes into; None if none has room."""
+    def _find(self, key: int) -> int | None:
+        """The level of the open bin that a document goes into; None if none has room."""
 
     @abstractmethod
-    def _listed(self, number: int, room: int) -> None:
-        """A bin was opened and has that room left."""
+    def _listed(self, level: int) -> None:
+        """A bin was opened and has that level now."""
 
     @abstractmethod
-    def _relisted(self, number: int, before: int, room: int) -> None:
+    def _relisted(self, before: int, level: int) -> None:
         """A bin's room has shrunk."""
 
     @abstractmethod
-    def _unlisted(self, number: int, room: int) -> None:
-        """A bin that had that room was closed."""
+    def _unlisted(self, level: int) -> None:
+        """A bin that had that level was closed."""
 
 
 class BestFit(Bins):
@@ -165,136 +181,129 @@ class BestFit(Bins):
         super().__init__(rules)
         self._levels: list[int] = []  # the open bins by room, then age
 
-    def place(self, documents: Sequence[int], lengths: Sequence[int]) -> Placement:
-        levels, fill = self._levels, self._fill
-        for document, length in zip(documents, lengths):
-            self._now = document
-            at = bisect_left(levels, length << NUMBER_BITS)
-            if at < len(levels):
-                fill(at, document, length)
+    def place(self, keys: Sequence[int]) -> Placement:
+        levels = self._levels
+        for key in keys:
+            self._now = key
+            at = bisect_left(levels, key & LENGTH)
+            if at < len(levels) and self.most is None:
+                self._fill(levels.pop(at), key)
             else:
-                self._settle(document, length)
+                self._settle(key)
         return self._taken()
 
-    def _fill(self, at: int, document: int, length: int) -> None:
-        """A document into the open bin of `levels[at]`."""
-        level = self._levels.pop(at)
-        number, room = level & NUMBER, level >> NUMBER_BITS
-        self._pieces.extend((document, 0, length, number, self.capacity - room))
-        crowded = self.most is not None and self._is_crowded(number)
-        if room > length and not crowded:
-            self._rooms[number] = room - length
-            insort(self._levels, level - (length << NUMBER_BITS))
+    def _fill(self, level: int, key: int) -> None:
+        """A whole document into an open bin that has room, and is not among the levels any more."""
+        self._keys.append(key)
+        self._into.append(level)
+        left = level - (key & LENGTH)
+        if left > NUMBER:
+            insort(self._levels, left)
+            self._open[left & NUMBER] = left
         else:
-            del self._rooms[number]
-            self._close(number)
+            del self._open[left]
+            self._close(left)
 
-    def _find(self, length: int) -> int | None:
-        at = bisect_left(self._levels, length << NUMBER_BITS)
-        return self._levels[at] & NUMBER if at < len(self._levels) else None
+    def _find(self, key: int) -> int | None:
+        at = bisect_left(self._levels, key & LENGTH)
+        return self._levels[at] if at < len(self._levels) else None
 
     def _fullest(self) -> int:
-        return self._levels[0] & NUMBER
+        return self._levels[0]
 
-    def _listed(self, number: int, room: int) -> None:
-        insort(self._levels, room << NUMBER_BITS | number)
+    def _listed(self, level: int) -> None:
+        insort(self._levels, level)
 
-    def _relisted(self, number: int, before: int, room: int) -> None:
-        levels = self._levels
-        del levels[bisect_left(levels, before << NUMBER_BITS | number)]
-        insort(levels, room << NUMBER_BITS | number)
+    def _relisted(self, before: int, level: int) -> None:
+        self._unlisted(before)
+        insort(self._levels, level)
 
-    def _unlisted(self, number: int, room: int) -> None:
-        del self._levels[bisect_left(self._levels, room << NUMBER_BITS | number)]
+    def _unlisted(self, level: int) -> None:
+        del self._levels[bisect_left(self._levels, level)]
 
 
 class FirstFit(Bins):
-    """The oldest bin that has room, found in a tree whose nodes know the largest room below them.
+    """The oldest bin that has room.
 
-    A bin's leaf is its place in the order of opening; when the leaves are used up, the open bins move to the first ones
-    of a tree with twice as many as there are bins.
+    Levels stand in the order of opening, in groups, and each group knows its largest; closed bins leave gaps (level 0).
+    When the groups are used up, the open bins move together, into as many groups as a group has bins.
     """
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
-        self._leaf: dict[int, int] = {}
-        self._bin_at: list[int] = []
-        self._tree: list[int] = [0, 0]
-        self._leaves = 1
+        self._width = 1
+        self._slots: list[int] = []
+        self._tops: list[int] = []
+        self._slot: dict[int, int] = {}  # open bin -> its slot
 
-    def place(self, documents: Sequence[int], lengths: Sequence[int]) -> Placement:
-        for document, length in zip(documents, lengths):
-            self._now = document
-            if self._tree[1] < length:
-                self._settle(document, length)
-            else:
-                self._fill(document, length)
+    def place(self, keys: Sequence[int]) -> Placement:
+        for key in keys:
+            self._now = key
+            if self.most is not None or not self._fill(key):
+                self._settle(key)
         return self._taken()
 
-    def _fill(self, document: int, length: int) -> None:
-        """A document into the oldest bin that has room; one has."""
-        tree, leaves, node = self._tree, self._leaves, 1
-        while node < leaves:
-            node *= 2
-            if tree[node] < length:
-                node += 1
-        number, room = self._bin_at[node - leaves], tree[node]
-        self._pieces.extend((document, 0, length, number, self.capacity - room))
-        crowded = self.most is not None and self._is_crowded(number)
-        if room > length and not crowded:
-            self._rooms[number] = room - length
-            self._set(node, room - length)
-        else:
-            del self._rooms[number], self._leaf[number]
-            self._set(node, 0)
-            self._close(number)
-
-    @property
-    def largest_room(self) -> int:
-        """Of all open bins; 0 if none is open."""
-        return self._tree[1]
-
-    def _find(self, length: int) -> int | None:
-        tree = self._tree
-        if tree[1] < length:
-            return None
-        node, leaves = 1, self._leaves
-        while node < leaves:
-            node *= 2
-            if tree[node] < length:
-                node += 1
-        return self._bin_at[node - leaves]
-
-    def _listed(self, number: int, room: int) -> None:
-        if len(self._bin_at) == self._leaves:
-            self._rebuild()  # the bin is among the open ones already
-            return
-        self._leaf[number] = len(self._bin_at)
-        self._bin_at.append(number)
-        self._set(self._leaf[number] + self._leaves, room)
-
-    def _relisted(self, number: int, before: int, room: int) -> None:
-        self._set(self._leaf[number] + self._leaves, room)
-
-    def _unlisted(self, number: int, room: int) -> None:
-        self._set(self._leaf.pop(number) + self._leaves, 0)
-
-    def _set(self, node: int, room: int) -> None:
-        tree = self._tree
-        tree[node] = room
-        while node > 1:
-            node //= 2
-            left, right = tree[2 * node], tree[2 * node + 1]
-            most = left if left >= right else right
-            if tree[node] == most:
+    def _fill(self, key: int) -> bool:
+        """A whole document into the oldest bin that has room, if one has."""
+        length = key & LENGTH
+        for group, top in enumerate(self._tops):  # noqa: B007  (used once the loop is left)
+            if top >= length:
                 break
-            tree[node] = most
+        else:
+            return False
+        slot = group * self._width
+        while (level := self._slots[slot]) < length:
+            slot += 1
+        self._keys.append(key)
+        self._into.append(level)
+        left = level - length
+        if left > NUMBER:
+            self._open[left & NUMBER] = left
+            self._set(slot, level, left)
+        else:
+            del self._open[left], self._slot[left]
+            self._set(slot, level, 0)
+            self._close(left)
+        return True
 
-    def _rebuild(self) -> None:
-        self._bin_at = list(self._rooms)
-        self._leaf = {number: leaf for leaf, number in enumerate(self._bin_at)}
-        self._leaves = 1 << (2 * len(self._bin_at)).bit_length()
-        self._tree = [0] * (2 * self._leaves)
-        self._tree[self._leaves : self._leaves + len(self._rooms)] = self._rooms.values()
-        for node in range(self._leaves - 1, 0, -1):
-            self._tree[node] = max(self._tree[2 * node], self._tree[2 * node + 1])
+    def _find(self, key: int) -> int | None:
+        length = key & LENGTH
+        group = next((group for group, top in enumerate(self._tops) if top >= length), None)
+        if group is None:
+            return None
+        low = group * self._width
+        return next(level for level in self._slots[low : low + self._width] if level >= length)
+
+    def _listed(self, level: int) -> None:
+        slot = len(self._slots)
+        if slot >= self._width * self._width:
+            self._slots = list(self._open.values())  # the new bin is the last of them
+            self._slot = {number: slot for slot, number in enumerate(self._open)}
+            self._width = isqrt(2 * len(self._slots)) + 1
+            self._tops = [max(self._slots[low : low + self._width]) for low in range(0, len(self._slots), self._width)]
+            return
+        self._slots.append(level)
+        self._slot[level & NUMBER] = slot
+        if slot % self._width:
+            self._tops[-1] = max(self._tops[-1], level)
+        else:
+            self._tops.append(level)
+
+    def _relisted(self, before: int, level: int) -> None:
+        self._set(self._slot[level & NUMBER], before, level)
+
+    def _unlisted(self, level: int) -> None:
+        self._set(self._slot.pop(level & NUMBER), level, 0)
+
+    def _set(self, slot: int, before: int, level: int) -> None:
+        self._slots[slot] = level
+        group = slot // self._width
+        if self._tops[group] == before:
+            low = group * self._width
+            self._tops[group] = max(self._slots[low : low + self._width])
+
+
+def keys_of(documents: IntArray, lengths: IntArray) -> list[int]:
+    """The keys of documents by number and length, as Python's numbers."""
+    keys: list[int] = (lengths << NUMBER_BITS | NUMBER - documents).tolist()
+    return keys

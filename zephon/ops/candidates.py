@@ -9,10 +9,10 @@ others, one that has seen `patience` documents placed since it came.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
-from zephon.ops.bins import NUMBER, NUMBER_BITS, BestFit, Bins, FirstFit, Placement, Rules
+from zephon.ops.bins import LENGTH, NUMBER, BestFit, Bins, FirstFit, Placement, Rules
 
 
 class _Waiting(Bins):
@@ -21,17 +21,14 @@ class _Waiting(Bins):
     def __init__(self, rules: Rules, size: int, patience: int | None = None) -> None:
         super().__init__(rules)
         self.size, self.patience = size, patience
-        self._pool: dict[int, int] = {}  # waiting document -> length, oldest first
+        self._pool: dict[int, int] = {}  # the keys that wait, oldest first -> what `_placed` was when it came
         self._placed = 0
-        self._since: dict[int, int] = {}  # waiting document -> what `_placed` was when it came; with `patience` only
 
-    def place(self, documents: Sequence[int], lengths: Sequence[int]) -> Placement:
-        for document, length in zip(documents, lengths):
-            self._now = document
-            self._pool[document] = length
-            if self.patience is not None:
-                self._since[document] = self._placed
-            self._join(document, length)
+    def place(self, keys: Sequence[int]) -> Placement:
+        for key in keys:
+            self._now = key
+            self._pool[key] = self._placed
+            self._joined(key)
             if len(self._pool) > self.size:
                 self._place_one()
         return self._taken()
@@ -42,51 +39,50 @@ class _Waiting(Bins):
         return self._taken()
 
     def _place_one(self) -> None:
-        document = next(iter(self._pool))
-        if self.patience is None or self._placed - self._since[document] < self.patience:
-            document = self._choice(document)
-        length = self._leave(document)
+        key = next(iter(self._pool))
+        if self.patience is None or self._placed - self._pool[key] < self.patience:
+            key = self._choice(key)
+        del self._pool[key]
+        self._left(key)
         self._placed += 1
-        self._settle(document, length)
+        self._settle(key)
 
     def _choice(self, oldest: int) -> int:
         """The waiting document to be placed next."""
         raise NotImplementedError
 
-    def _join(self, document: int, length: int) -> None:
+    def _joined(self, key: int) -> None:
         """A document has come to wait."""
 
-    def _leave(self, document: int) -> int:
-        """Takes a document out of the pool; its length."""
-        self._since.pop(document, None)
-        return self._pool.pop(document)
+    def _left(self, key: int) -> None:
+        """A document waits no more."""
 
 
 class FirstFitCandidates(_Waiting, FirstFit):
     """First fit, with a pool."""
 
-    def place(self, documents: Sequence[int], lengths: Sequence[int]) -> Placement:
-        if self.patience is not None:
-            return super().place(documents, lengths)
+    def place(self, keys: Sequence[int]) -> Placement:
+        if self.patience is not None or self.most is not None:
+            return super().place(keys)
         pool, size = self._pool, self.size
-        for document, length in zip(documents, lengths):
-            self._now = document
-            pool[document] = length
+        for key in keys:
+            self._now = key
+            pool[key] = 0
             if len(pool) <= size:
                 continue
-            room = self._tree[1]
-            for waiting, needed in pool.items():
-                if needed <= room:
+            room = max(self._tops, default=0) | NUMBER
+            for waiting in pool:
+                if waiting <= room:
                     del pool[waiting]
-                    self._fill(waiting, needed)
+                    self._fill(waiting)
                     break
             else:
                 self._place_one()
         return self._taken()
 
     def _choice(self, oldest: int) -> int:
-        room = self.largest_room
-        return next((document for document, length in self._pool.items() if length <= room), oldest)
+        room = max(self._tops, default=0) | NUMBER
+        return next((key for key in self._pool if key <= room), oldest)
 
 
 class BestFitCandidates(_Waiting, BestFit):
@@ -94,39 +90,44 @@ class BestFitCandidates(_Waiting, BestFit):
 
     def __init__(self, rules: Rules, size: int, patience: int | None = None) -> None:
         super().__init__(rules, size, patience)
-        self._by_length: list[int] = []  # `length << 40 | counted-down document`, so the oldest of a length comes last
+        self._by_length: list[int] = []
 
-    def place(self, documents: Sequence[int], lengths: Sequence[int]) -> Placement:
-        if self.patience is not None:
-            return super().place(documents, lengths)
-        levels, waiting, pool, size, fill = self._levels, self._by_length, self._pool, self.size, self._fill
-        for document, length in zip(documents, lengths):
-            self._now = document
-            pool[document] = length
-            insort(waiting, length << NUMBER_BITS | NUMBER - document)
+    def place(self, keys: Sequence[int]) -> Placement:
+        if self.patience is not None or self.most is not None:
+            return super().place(keys)
+        levels, waiting, pool, size = self._levels, self._by_length, self._pool, self.size
+        placed, into, opened = self._keys.append, self._into.append, self._open
+        for key in keys:
+            pool[key] = 0
+            insort(waiting, key)
             if len(waiting) <= size:
                 continue
-            at = bisect_left(levels, waiting[0] & ~NUMBER)
+            self._now = key
+            at = bisect_left(levels, waiting[0] & LENGTH)
             if at == len(levels):
                 self._place_one()
                 continue
-            key = waiting.pop(bisect_left(waiting, (levels[at] >> NUMBER_BITS) + 1 << NUMBER_BITS) - 1)
-            chosen = NUMBER - (key & NUMBER)
-            fill(at, chosen, pool.pop(chosen))
+            level = levels.pop(at)
+            chosen = waiting.pop(bisect_right(waiting, level | NUMBER) - 1)
+            del pool[chosen]
+            placed(chosen)
+            into(level)
+            left = level - (chosen & LENGTH)
+            if left > NUMBER:
+                insort(levels, left)
+                opened[left & NUMBER] = left
+            else:
+                del opened[left]
+                self._close(left)
         return self._taken()
 
     def _choice(self, oldest: int) -> int:
         levels, waiting = self._levels, self._by_length
-        at = bisect_left(levels, waiting[0] & ~NUMBER)
-        if at == len(levels):
-            return oldest
-        beyond = (levels[at] >> NUMBER_BITS) + 1 << NUMBER_BITS
-        return NUMBER - (waiting[bisect_left(waiting, beyond) - 1] & NUMBER)
+        at = bisect_left(levels, waiting[0] & LENGTH)
+        return waiting[bisect_right(waiting, levels[at] | NUMBER) - 1] if at < len(levels) else oldest
 
-    def _join(self, document: int, length: int) -> None:
-        insort(self._by_length, length << NUMBER_BITS | NUMBER - document)
+    def _joined(self, key: int) -> None:
+        insort(self._by_length, key)
 
-    def _leave(self, document: int) -> int:
-        length = super()._leave(document)
-        del self._by_length[bisect_left(self._by_length, length << NUMBER_BITS | NUMBER - document)]
-        return length
+    def _left(self, key: int) -> None:
+        del self._by_length[bisect_left(self._by_length, key)]

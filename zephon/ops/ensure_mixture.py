@@ -168,7 +168,8 @@ class _Buffer(Accumulator):
         if limit is None:
             for number, owner, charge in zip(numbers.tolist(), owners, charges):
                 order.add(number, owner, charge, forgive=False)
-                out += order.leave_strictly()
+                if order.due is None or order.due == owner:
+                    out += order.leave_strictly()
         else:
             down_to = int(limit * self.settings.drain_target_ratio)
             for number, owner, charge in zip(numbers.tolist(), owners, charges):

@@ -38,6 +38,8 @@ class FairOrder:
         self.held = 0
         self.largest = 0.0
         """The weight of the heaviest record so far."""
+        self.due: int | None = None
+        """The dataset that `leave_strictly` last waited for: until one of its records comes, none may leave."""
 
     def add(self, number: int, dataset: int, charge: Charge, *, forgive: bool = True) -> None:
         """A record comes to wait. `forgive`: a dataset that had none waiting goes on from where the others are."""
@@ -84,22 +86,21 @@ class FairOrder:
         out: list[int] = []
         heads = self._heads
         while self.held:
-            lacking = [
-                self._turns[dataset] + (self._mean(dataset) * self._per_weight[dataset] if slack else 0.0)
-                for dataset, head in enumerate(heads)
-                if head == _EMPTY and self.shares[dataset]
-            ]
+            lacking = [(self._behind(d, slack), d) for d, h in enumerate(heads) if h == _EMPTY and self.shares[d]]
+            turn, self.due = min(lacking, default=(_EMPTY, None))
             low = min(heads)
-            if low >= _NEVER or (lacking and min(lacking) < low):
+            if low >= _NEVER or turn < low:
                 break
             out += self.leave(self.held - 1)
         return out
 
-    def _mean(self, dataset: int) -> float:
-        """The mean weight of a dataset's records so far, of all records if it had none."""
-        if self._seen[dataset]:
-            return self._weight[dataset] / self._seen[dataset]
-        return sum(self._weight) / sum(self._seen)
+    def _behind(self, dataset: int, slack: bool) -> float:
+        """The turn of a dataset that has none waiting; with `slack`, of its record after the next."""
+        if not slack:
+            return self._turns[dataset]
+        weight, seen = self._weight[dataset], self._seen[dataset]
+        mean = weight / seen if seen else sum(self._weight) / sum(self._seen)
+        return self._turns[dataset] + mean * self._per_weight[dataset]
 
     def _charge(self, parts: tuple[tuple[int, float], ...]) -> None:
         for dataset, weight in parts:

@@ -62,14 +62,13 @@ class FlatPacking(Accumulator):
         mask: Floats | None,
         masked: Flags,
         names: tuple[IntArray, IntArray, IntArray],
-        *,
-        flushed: bool,
+        flushed: Flags,
     ) -> list[Block]:
         """Finished sequences as a block.
 
         `tokens` is int32 `[k, max_length]`, of which each has `used`; `segments` are the lengths of all runs in them,
         `mask` their loss mask, which only those have that are `masked`; `names` as `sample_names` has them. `flushed`:
-        whether the window's end is why they are finished.
+        those that only the window's end finished.
         """
         fields: dict[str, Column] = {"input_ids": Fixed(tokens)}
         if self.settings.emit_positions:
@@ -81,10 +80,9 @@ class FlatPacking(Accumulator):
         samples, offsets, counts = names
         if self.settings.counts_tokens:
             fields[SAMPLE_TOKENS] = Ragged(counts, offsets)
-        padding = int(tokens.size - used.sum())
-        self.count("padding_tokens", padding)
-        if flushed:
-            self.count("flush_padding_tokens", padding)
+        room = self.length - used
+        self.count("padding_tokens", int(room.sum()))
+        self.count("flush_padding_tokens", int(room[flushed].sum()))
         return [Block(fields, samples, offsets)]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from zephon.columns import Block, IntArray
 from zephon.errors import SettingError
 from zephon.ops.base import Faults, Named
-from zephon.ops.bins import NUMBER_BITS, Bins, Placement
+from zephon.ops.bins import NUMBER_BITS, Bins, Placement, keys_of
 
 _BIN = 3  # of a placement's pieces
 HOMOGENEITIES = ("none", "group", "full")
@@ -92,21 +92,21 @@ def _component(datasets: IntArray, homogeneity: str, groups: DomainGroups | None
 
 
 class ByComponent:
-    """Bins for each component. A bin's number here is `component << 40 | its number there`."""
+    """Bins for each component. A bin's number here is `component << 32 | its number there`."""
 
     def __init__(self, make: Callable[[], Bins]) -> None:
         self._make = make
         self._of: dict[int, Bins] = {}
 
     def place(self, documents: IntArray, lengths: IntArray, components: IntArray) -> Placement:
-        """As `Bins.place`, with the component of each document."""
+        """Documents by number, with the length and the component of each."""
         parts = []
         for component in np.unique(components).tolist():
             bins = self._of.get(component)
             if bins is None:
                 bins = self._of[component] = self._make()
             mine = np.flatnonzero(components == component)
-            parts.append(_numbered(bins.place(documents[mine].tolist(), lengths[mine].tolist()), component))
+            parts.append(_numbered(bins.place(keys_of(documents[mine], lengths[mine])), component))
         return _merged(parts)
 
     def finish(self) -> Placement:

@@ -21,7 +21,6 @@ from zephon.columns import Block, Column, Fixed
 from zephon.ops.base import Accumulator, WindowKey
 from zephon.ops.binning import Binning
 from zephon.ops.flat_documents import FlatPacker
-from zephon.ops.shuffle import Shuffled
 from zephon.ops.token_fields import AUTO, LOSS_MASK
 from zephon.ops.wrapping import Wrapping
 from zephon.permutations import mix
@@ -64,6 +63,5 @@ class PackFlat(FlatPacker):
 
     def accumulator(self, key: WindowKey) -> Accumulator:
         seed = mix("pack", *key, 0 if self.shuffle_seed is None else self.shuffle_seed)
-        whole = self.homogeneity == "none" and self.shuffle_strategy != "within_bin"
-        packing = Wrapping(self) if self.algorithm == "wrap" and whole else Binning(self, seed)
-        return Shuffled(packing, self.num_bins, seed) if self.shuffle_strategy == "bins" else packing
+        plain = self.algorithm == "wrap" and self.homogeneity == "none" and self.shuffle_strategy is None
+        return Wrapping(self) if plain else Binning(self, seed)

@@ -24,7 +24,6 @@ from zephon.ops.homogeneity import components_of
 from zephon.ops.open_sequences import OpenSequences, Step
 from zephon.ops.packing_settings import SPLITTING, Packer
 from zephon.ops.record_numbers import numbers_of
-from zephon.ops.shuffle import Shuffled
 from zephon.ops.token_fields import documents_of
 from zephon.permutations import mix
 
@@ -76,8 +75,7 @@ class PackSequences(Packer):
 
     def accumulator(self, key: WindowKey) -> Accumulator:
         seed = mix("pack", *key, 0 if self.shuffle_seed is None else self.shuffle_seed)
-        packing = _Keeping(self, seed)
-        return Shuffled(packing, self.num_bins, seed) if self.shuffle_strategy == "bins" else packing
+        return _Keeping(self, seed)
 
 
 class _Keeping(Accumulator):
@@ -106,7 +104,7 @@ class _Keeping(Accumulator):
 
     def flush(self, faults: Faults) -> list[Block]:
         placed, rest = self.open.finish()
-        return self._finished(placed) + self._finished(rest, flushed=True)
+        return self._finished(placed) + self._finished(rest)
 
     def _lengths(self, block: Block, faults: Faults) -> tuple[IntArray, IntArray]:
         """The records that have a length, and their lengths. One without tokens has length 0."""
@@ -141,7 +139,7 @@ class _Keeping(Accumulator):
         kept = np.flatnonzero(~(out | long))
         return (records, lengths) if len(kept) == len(records) else (records[kept], lengths[kept])
 
-    def _finished(self, step: Step, flushed: bool = False) -> list[Block]:
+    def _finished(self, step: Step) -> list[Block]:
         if not step.sequences:
             return []
         records = self.held.take(self.held.numbers[step.row])
@@ -149,10 +147,9 @@ class _Keeping(Accumulator):
         bounds = np.searchsorted(step.sequence, np.arange(step.sequences + 1))
         lists = [rows[low:high] for low, high in zip(bounds[:-1].tolist(), bounds[1:].tolist())]
         used = np.add.reduceat(step.length, bounds[:-1])
-        room = self.settings.max_length * step.sequences - int(used.sum())
-        self.count("padding_tokens", room)
-        if flushed:
-            self.count("flush_padding_tokens", room)
+        room = self.settings.max_length - used
+        self.count("padding_tokens", int(room.sum()))
+        self.count("flush_padding_tokens", int(room[step.flushed].sum()))
         names = Block({}, records.samples[:, :3], records.sample_offsets)
         samples, offsets, _ = sample_names(names, np.arange(len(rows)), step.sequence, step.length, step.sequences)
         fields = {"packed_samples": Objects(lists), "sequence_length": Fixed(used.astype(np.int32))}

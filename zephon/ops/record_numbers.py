@@ -17,8 +17,8 @@ from zephon.randomness import Draws, drawing
 def numbers_of(
     fn: Callable[[dict[str, Any]], Any], block: Block, operator: Operator, faults: Faults, wanted: str, *, whole: bool
 ) -> list[Any]:
-    """`fn(payload)` of each record: a finite number from 0 on, a whole one if `whole`, or None for a record that is bad because it
-    is none, or because the function raised. `wanted` says in words what was expected.
+    """`fn(payload)` of each record: a number from 0 on (a whole one, with `whole`), or None for a record that is bad
+    because it is none or the function raised. `wanted` says in words what was expected.
     """
     numbers: list[Any] = []
     with drawing(Draws(operator, faults.scope, block)) as draws:

@@ -46,7 +46,7 @@ class Shuffle(Stateful):
 
     def accumulator(self, key: WindowKey) -> Accumulator:
         seed = mix("shuffle", key.seed, self.seed, key.epoch, key.lane, key.chunk)
-        return _Buffer(self.buffer_size, seed) if self.algorithm == "streaming" else InBlocks(self.buffer_size, seed)
+        return _Buffer(self.buffer_size, seed) if self.algorithm == "streaming" else _Blocks(self.buffer_size, seed)
 
 
 class _Buffer(Accumulator):
@@ -76,7 +76,7 @@ class _Buffer(Accumulator):
         return [self.held.take(self.held.numbers[where])]
 
 
-class InBlocks(Accumulator):
+class _Blocks(Accumulator):
     """Every `size` records are permuted whole; at the flush, so are those that are left."""
 
     def __init__(self, size: int, seed: int) -> None:
@@ -85,11 +85,7 @@ class InBlocks(Accumulator):
         self.held = HeldRecords()
 
     def push(self, block: Block, faults: Faults) -> list[Block]:
-        return self.add(block)
-
-    def add(self, block: Block, *, owned: bool = False) -> list[Block]:
-        """`push` of a block that nobody else has, where it is `owned`."""
-        self.held.add(block, owned=owned)
+        self.held.add(block)
         whole = len(self.held) // self.size * self.size
         return self._release(whole, self.size)
 
@@ -104,19 +100,3 @@ class InBlocks(Accumulator):
         place = np.arange(count)
         key = mix(self.seed, numbers // self.size)
         return [self.held.take(numbers[place - place % size + permute(place % size, size, key)])]
-
-
-class Shuffled(Accumulator):
-    """Another accumulator, whose output is permuted in blocks of `size` records."""
-
-    def __init__(self, made: Accumulator, size: int, seed: int) -> None:
-        super().__init__()
-        self.made, self.blocks = made, InBlocks(size, seed)
-        self.counters = made.counters
-
-    def push(self, block: Block, faults: Faults) -> list[Block]:
-        return [out for made in self.made.push(block, faults) for out in self.blocks.add(made, owned=True)]
-
-    def flush(self, faults: Faults) -> list[Block]:
-        out = [out for made in self.made.flush(faults) for out in self.blocks.add(made, owned=True)]
-        return out + self.blocks.flush(faults)

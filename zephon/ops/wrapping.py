@@ -82,7 +82,7 @@ class Wrapping(FlatPacking):
         masked[sequence[self.masked[document]]] = True
         names = sample_names(self.names, document, sequence, length, len(tokens))
         rows = None if mask is None else mask.reshape(tokens.shape)
-        return self.sequences(tokens, used, segments, rows, masked, names, flushed=flushed)
+        return self.sequences(tokens, used, segments, rows, masked, names, np.full(len(tokens), flushed))
 
     def flush(self, faults: Faults) -> list[Block]:
         held = len(self.tokens)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zephon.ops.bins import BestFit, Bins, FirstFit, Placement, Rules
+from zephon.ops.bins import BestFit, Bins, FirstFit, Placement, Rules, keys_of
 from zephon.ops.candidates import BestFitCandidates, FirstFitCandidates
 from zephon.ops.homogeneity import ByComponent
 
@@ -84,6 +84,11 @@ class Plain:
                 self.closed.append(number)
 
 
+def keys(lengths: list[int], low: int = 0, high: int | None = None) -> list[int]:
+    numbers = np.arange(len(lengths))
+    return keys_of(numbers[low:high], np.array(lengths, np.int64)[low:high])
+
+
 def joined(parts: list[Placement]) -> tuple[list[tuple[int, ...]], list[int]]:
     return [tuple(p) for part in parts for p in part.pieces.T.tolist()], [n for part in parts for n in part.closed]
 
@@ -99,7 +104,7 @@ def test_bins_follow_the_plain_rule_however_documents_are_cut_into_calls(
     else:
         bins = (BestFit if best else FirstFit)(given_rules)
     bounds = [0, *sorted(min(cut, len(lengths)) for cut in cuts), len(lengths)]
-    parts = [bins.place(range(low, high), lengths[low:high]) for low, high in pairwise(bounds)]
+    parts = [bins.place(keys(lengths, low, high)) for low, high in pairwise(bounds)]
     for document, length in enumerate(lengths):
         plain.come(document, length)
     assert joined(parts) == (plain.pieces, plain.closed)
@@ -114,7 +119,7 @@ def test_bins_follow_the_plain_rule_however_documents_are_cut_into_calls(
 @given(st.lists(st.integers(1, 70), max_size=60), st.integers(1, 5), st.booleans())
 def test_a_bin_of_split_documents_is_full_when_it_is_closed(lengths: list[int], limit: int, fullest: bool) -> None:
     bins = BestFit(Rules(CAPACITY, limit, fullest, split=True))
-    made = bins.place(range(len(lengths)), lengths)
+    made = bins.place(keys(lengths))
     document, start, length, number, offset = made.pieces
     for closed in made.closed:
         assert length[number == closed].sum() == CAPACITY
@@ -150,5 +155,5 @@ def test_each_component_has_bins_of_its_own_however_documents_are_cut_into_calls
 
 @pytest.mark.parametrize("kind", [BestFit, FirstFit])
 def test_a_bin_that_a_document_fills_exactly_is_closed_at_once(kind: type[Bins]) -> None:
-    made = kind(Rules(10)).place(range(3), [6, 10, 4])
+    made = kind(Rules(10)).place(keys([6, 10, 4]))
     assert (made.closed, made.closed_at) == ([1, 0], [1, 2])
