@@ -294,7 +294,8 @@ class Run:
             wanted = runway < enough or (dry and outstanding < at_once and held <= per_task)
             if wanted and not lane.producer.exhausted:
                 in_ring = lane.ring.in_flight * self.plan.microbatch_size if lane.ring is not None else 0
-                yield runway + in_ring + outstanding * 1e-3, lane.number
+                searched = 0 if lane.producer.stream.produced else lane.producer.upcoming  # in vain, so others first
+                yield runway + in_ring + (outstanding + searched) * 1e-3, lane.number
 
     @property
     def _records_a_task(self) -> float:
@@ -530,6 +531,8 @@ class Run:
         if self.plan.ends(epoch) is False:
             gate.rounds = ENDLESS
             return
+        if not any(gate.produced.values()) and len(gate.ended) < len(gate.produced):
+            return  # while no lane has a record, an end would hide that none comes through
         rounds, final = released_rounds(
             gate.produced, gate.ended, gate.most, self.plan.microbatch_size, self.plan.settings.drop_last
         )
