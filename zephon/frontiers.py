@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from zephon.errors import CheckpointError
-from zephon.source_state import as_text, parse_state
+from zephon.source_state import STATE_LIMIT, as_text, parse_state
 
 FORMAT = 1
 
@@ -195,7 +195,9 @@ def _source(entry: Mapping[str, Any], lane: int) -> str:
     try:
         text = as_text(entry["source"])
         parse_state(text)
-    except (TypeError, ValueError) as error:
+        if len(text) > STATE_LIMIT + 256:
+            raise ValueError(f"it has {len(text)} bytes, more than the {STATE_LIMIT} of the largest state")
+    except (TypeError, ValueError, RecursionError) as error:
         raise CheckpointError(f"malformed checkpoint: lane {lane}: the work source's state: {error}") from error
     return text
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zephon.errors import CheckpointError
 from zephon.frontiers import Announcement, Checkpoint, Frontier, merge_checkpoints, parse_checkpoint
-from zephon.source_state import SourceState, parse_state, unlike_json
+from zephon.source_state import STATE_LIMIT, SourceState, parse_state, unlike_json
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -59,6 +60,17 @@ def test_a_state_travels_through_a_frontier_and_a_checkpoint_unchanged(state, sa
     assert json.dumps(again.to_json()) == written
     parts = [Checkpoint(checkpoint.identity, 0, {lane: checkpoint.lanes[lane]}).to_json() for lane in (0, 1)]
     assert json.dumps(merge_checkpoints(parts)) == written
+
+
+def test_a_state_that_no_source_could_have_given_is_refused():
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    for state in ("x" * STATE_LIMIT * 2, nested, object(), {1, 2}):
+        lanes = {"0": {**Frontier().to_json(), "source": {"samples": 0, "window": "", "state": state}}}
+        checkpoint = {"format": 1, "identity": {"canonical_replicas": 1}, "epoch": 0, "lanes": lanes}
+        with pytest.raises(CheckpointError, match="lane 0: the work source's state"):
+            parse_checkpoint(checkpoint)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"samples": -1, "window": "", "state": 1}', '{"samples": 1}'])
