@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,6 +117,17 @@ class TokenEstimation:
                 continue
             total += int(count)
         return total
+
+
+def token_estimation_from(value: Any) -> TokenEstimation | None:
+    """What a recipe gives: an estimation, its arguments as a dict (as a recipe without code has them), or None."""
+    if value is None or isinstance(value, TokenEstimation):
+        return value
+    names = [each.name for each in fields(TokenEstimation)]
+    if not isinstance(value, Mapping) or set(value) - set(names):
+        allowed = f"None, a zephon.work.TokenEstimation, or a dict of its arguments: {', '.join(names)}"
+        raise SettingError(f"token_estimation is {value!r}. Allowed: {allowed}.")
+    return TokenEstimation(**value)
 
 
 class _Counted:

@@ -24,7 +24,7 @@ from zephon.errors import DatasetError, SettingError
 from zephon.exhaustion import Stretch, by_dataset, epoch_of, read_rules
 from zephon.proportions import LARGEST_TOTAL, exact, rounded_shares
 from zephon.schedules import Mixture, MixtureSchedule, MixtureSpec, Shares, mixture_from, shares_of, timeline
-from zephon.token_estimation import TokenEstimation
+from zephon.token_estimation import TokenEstimation, token_estimation_from
 
 if TYPE_CHECKING:
     from zephon.datasets import Dataset
@@ -114,10 +114,7 @@ class StaticMixtureWorkSource:
         if not reshuffled:
             _flag("reshuffle_on_repeat", reshuffle_on_repeat)
         self._same_order = frozenset(name for name, value in reshuffled.items() if not value)
-        if not isinstance(token_estimation, (TokenEstimation, type(None))):
-            raise SettingError(
-                f"token_estimation is {token_estimation!r}. Allowed: None or a zephon.work.TokenEstimation."
-            )
+        token_estimation = token_estimation_from(token_estimation)
         if token_estimation is not None and self.mixture is None:
             raise SettingError(
                 "token_estimation makes weights mean tokens, and mixture=None has none: name a weight for each dataset."

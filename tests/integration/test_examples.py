@@ -64,3 +64,23 @@ def test_the_example_of_custom_code_is_checked_and_the_same_on_any_number_of_gro
     with zephon(folder, "verify", "custom_code.py", "--dp", "4,2,1", "--steps", "6", cwd=folder) as verifying:
         assert verifying.end() == 0, verifying.errors
     assert "every global step is the same" in verifying.output
+
+
+def test_the_example_of_a_curriculum_tells_its_tenths_and_is_the_same_on_any_number_of_groups(
+    runtime_folder: Path,
+) -> None:
+    folder = runtime_folder / "examples"
+    shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("data", "saved", "__pycache__"))
+    with python(folder, "import runpy; runpy.run_path('make_data.py', run_name='__main__')", cwd=folder) as making:
+        assert making.end() == 0, making.errors
+    with python(folder, "import runpy; runpy.run_path('curriculum.py', run_name='__main__')", cwd=folder) as telling:
+        assert telling.end() == 0, telling.errors
+    assert "tokens a sample" in telling.output
+    tenths = [line.split() for line in telling.output.splitlines() if line.startswith("tenth")]
+    counts = [(int(line[3].strip(",")), int(line[5])) for line in tenths]
+    assert [sum(column) for column in zip(*counts, strict=True)] == [600, 200]
+    assert counts[0][1] < 10
+    assert counts[0][0] > 70
+    with zephon(folder, "verify", "curriculum.py", "--dp", "4,2,1", "--steps", "6", cwd=folder) as verifying:
+        assert verifying.end() == 0, verifying.errors
+    assert "every global step is the same" in verifying.output

@@ -247,3 +247,10 @@ def test_tokens_are_counted_in_any_kind_of_column_and_in_none():
     ):
         assert tokens_of_records(Block.from_rows(rows, samples)).tolist() == expected
     assert tokens_of_records(Block.from_rows([{"text": "x"}] * 2, samples)) is None
+
+
+def test_a_recipe_without_code_gives_the_arguments_as_a_dict():
+    source = two(token_estimation={"primer": {"a": 40, "b": 400}})
+    assert source.describe() == two(token_estimation=TokenEstimation({"a": 40, "b": 400})).describe()
+    with pytest.raises(SettingError, match=r"token_estimation is \{'prime': 3\}.*primer, measure, calibration_samples"):
+        two(token_estimation={"prime": 3})
