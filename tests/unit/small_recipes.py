@@ -106,6 +106,9 @@ STEPS: dict[str, Callable[[Pipeline], Pipeline]] = {
     "wrap": lambda p: p.pack_flat(16, algorithm="wrap"),
     "first_fit": lambda p: p.pack_flat(16, algorithm="first_fit", num_bins=3),
     "best_fit": lambda p: p.pack_flat(16, algorithm="best_fit", num_bins=3),
+    "apart": lambda p: p.pack_flat(16, algorithm="best_fit_wrap", num_bins=3, homogeneity="full", shuffle_seed=1),
+    "whole": lambda p: p.pack_sequences(16, algorithm="best_fit", num_bins=2, candidate_pool_size=3),
+    "mixture": lambda p: p.ensure_mixture(max_buffer_size=9),
 }
 
 STEP_LISTS: list[tuple[str, ...]] = [
@@ -120,6 +123,9 @@ STEP_LISTS: list[tuple[str, ...]] = [
     ("tokenize", "first_fit"),
     ("shuffle", "tokenize", "best_fit", "shuffle"),
     ("tokenize", "wrap"),
+    ("mixture", "filter"),
+    ("tokenize", "apart", "mixture", "shuffle"),
+    ("tokenize", "whole"),
 ]
 
 ENDS: list[dict[str, Any]] = [

@@ -11,13 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.benchmarks.corpus import SEED, SPREAD, TOKENS_A_DOCUMENT
+from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.columns import Block, Column, Fixed, Objects, Ragged, canonical
 from zephon.errors import RecordError, SettingError
+from zephon.ops import DomainGroups
 from zephon.ops.base import Accumulator, Faults, WindowKey
 from zephon.ops.binning import Binning
 from zephon.ops.pack_flat import PackFlat
 from zephon.ops.token_fields import SAMPLE_TOKENS
 from zephon.training import to_training
+from zephon.windows import run_window
 
 KEY = WindowKey(0, 0, 0, 0)
 ALGORITHMS = ("first_fit", "best_fit", "wrap", "best_fit_wrap")
@@ -442,3 +446,62 @@ def test_case_K2_a_packer_that_drops_everything_at_length_one_says_what_it_dropp
         rows, accumulator = packed(docs, max_length=1, algorithm=algorithm, drop_oversized=True)
         assert rows == []
         assert accumulator.counters == {"dropped_records": 10, "dropped_tokens": 20}
+
+
+def in_groups(groups: Any) -> Pipeline:
+    names = ("web", "books", "code")
+    rows = {name: [{"input_ids": [len(name)] * (row % 7 + 1)} for row in range(60)] for name in names}
+    datasets = [Dataset.from_dict(name, {0: InMemoryShard(mine)}) for name, mine in rows.items()]
+    source = StaticMixtureWorkSource(datasets, None, chunk_size=10)
+    pack = Pipeline(source).pack_flat(16, algorithm="best_fit", homogeneity="group", groups=groups)
+    return pack.batch(2).options(canonical_replicas=2)
+
+
+def test_a_sequence_holds_datasets_of_one_group_and_one_that_is_in_no_group_stays_alone() -> None:
+    plan = in_groups(DomainGroups({"text": ["web", "books"]})).plan()
+    out = Block.concat(list(run_window(plan, 0, 0, 0)))
+    held = {frozenset(sample[0] for sample in samples) for _, samples in plain(out)}
+    assert held == {frozenset({0, 1}), frozenset({0}), frozenset({1}), frozenset({2})} & held
+    assert {frozenset({0, 1}), frozenset({2})} <= held
+
+
+def test_a_group_of_a_dataset_that_the_run_does_not_have_is_refused_when_it_is_planned() -> None:
+    with pytest.raises(SettingError, match=r"groups: no dataset is called 'wbe'; there are \['books', 'code', 'web'\]"):
+        in_groups({"text": ["wbe", "books"]}).plan()
+
+
+def documents_like_the_benchmarks(count: int) -> list[list[int]]:
+    """Log-normal lengths, as of the benchmark corpus."""
+    mean = np.log(TOKENS_A_DOCUMENT) - SPREAD**2 / 2
+    sizes = np.maximum(1, np.random.default_rng(SEED).lognormal(mean, SPREAD, count)).astype(int)
+    return [[1] * size for size in sizes.tolist()]
+
+
+def test_best_fit_fills_sequences_of_2049_to_99_5_percent_before_a_flush() -> None:
+    block = block_of(documents_like_the_benchmarks(8192))
+    filled = {}
+    ways: dict[str, dict[str, Any]] = {
+        "default": {}, "fullest": {"flush_strategy": "fullest"}, "no pool": {"candidate_pool_size": 0},
+    }  # fmt: skip
+    for name, settings in ways.items():
+        accumulator = PackFlat(2049, algorithm="best_fit", num_bins=64, **settings).accumulator(KEY)
+        slots, counted = len(run(accumulator, [block])) * 2049, accumulator.counters
+        at_the_flush = counted["flush_padding_tokens"]
+        filled[name] = 1 - (counted["padding_tokens"] - at_the_flush) / slots
+        print(f"best_fit, {name}: {filled[name]:.2%} before the flush, which costs {at_the_flush / slots:.2%}")
+    assert filled["default"] >= 0.995
+    assert filled["fullest"] >= 0.995
+    assert filled["no pool"] < filled["default"]
+
+
+def test_wrap_and_best_fit_wrap_fill_all_sequences_but_the_last_and_best_fit_wrap_splits_fewer_documents() -> None:
+    docs = documents_like_the_benchmarks(4096)
+    block = block_of([[number] * len(doc) for number, doc in enumerate(docs, 1)])
+    cut = {}
+    for algorithm in SPLITTING:
+        out = run(PackFlat(2049, algorithm=algorithm).accumulator(KEY), [block])
+        used = out.fields["sequence_length"]
+        assert isinstance(used, Fixed)
+        assert np.count_nonzero(used.values < 2049) <= 1
+        cut[algorithm] = len(out.samples) - len(docs)
+    assert cut["best_fit_wrap"] < 0.8 * cut["wrap"]
