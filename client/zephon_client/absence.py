@@ -11,6 +11,7 @@ A daemon that answers is not absent, however long its engine needs to start; wha
 from __future__ import annotations
 
 import os
+import select
 import time
 
 from zephon.errors import DaemonUnavailable
@@ -37,15 +38,15 @@ class Absence:
         self._losses += 1
 
     def wait(self, error: DaemonUnavailable) -> None:
-        """Waits a moment before the next try. Raises DaemonUnavailable, caused by `error`, if none is due."""
+        """Waits a moment before the next try. Raises DaemonUnavailable if none is due."""
         if _has_ended(self._supervisor):
-            raise self._given_up(f"the launcher that would start it again ({self._supervisor}) has ended") from error
+            raise self._given_up(f"the launcher that would start it again ({self._supervisor}) has ended") from None
         if self._losses >= LOSSES:
-            raise self._given_up(f"again {self._losses} times as soon as it was back, at last: {error}") from error
+            raise self._given_up(f"again {self._losses} times as soon as it was back, at last: {error}") from None
         gone = time.monotonic() - self._since
         if gone >= self._seconds:
             who = f"{self._supervisor} has not started it again" if self._supervisor else "nobody has started it again"
-            raise self._given_up(f"{who} within {self._seconds:g} s") from error
+            raise self._given_up(f"{who} within {self._seconds:g} s") from None
         time.sleep(min(_LOOK_AGAIN_SECONDS, self._seconds - gone))
 
     def _given_up(self, why: str) -> DaemonUnavailable:
@@ -57,14 +58,19 @@ class Absence:
 
 
 def _has_ended(supervisor: str) -> bool:
-    """Whether it is a launcher that this process could see, and sees no more."""
+    """Whether it is a launcher, and one that runs no more."""
     name, _, pid = supervisor.partition(" ")
     if name != "launch" or not pid.isdecimal():
         return False
     try:
-        os.kill(int(pid), 0)
+        process = os.pidfd_open(int(pid))  # readable once it has ended, even if its parent has not taken note yet
     except ProcessLookupError:
         return True
-    except PermissionError:
+    except OSError:  # not to be known here
         return False
-    return False
+    try:
+        poll = select.poll()
+        poll.register(process, select.POLLIN)
+        return bool(poll.poll(0))
+    finally:
+        os.close(process)

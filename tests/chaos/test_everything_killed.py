@@ -83,42 +83,6 @@ def test_case_C5_killed_as_a_group_again_and_again_and_a_live_job_is_untouched(
         assert foreign.pids() == before
 
 
-def test_case_D5_the_daemon_is_killed_and_launch_starts_another(runtime_folder: Path) -> None:
-    """Ranks are told within seconds; those that connect again find the new one."""
-    recipe = counting(runtime_folder, 2000, 4, lanes=2, batch=2, source=ENDLESS)
-    code = """
-import os, sys
-from zephon_client import connect
-from zephon.errors import DaemonUnavailable
-state = None
-for life in range(3):
-    with connect(output="numpy") as loader:
-        if state:
-            loader.load_state_dict(state)
-        try:
-            for batch in loader:
-                if batch.ends_round and loader.rounds == 5:
-                    print(loader.progress()["daemon"]["pid"], batch.first_record, flush=True)
-                    if life == 2:
-                        sys.exit(0)
-        except DaemonUnavailable:
-            state = loader.state_dict()
-"""
-    with launch(recipe, code) as job:
-        pids, records = [], []
-        for life in range(3):
-            pid, record = map(int, job.line().split())
-            pids.append(pid)
-            records.append(record)
-            if life < 2:
-                os.kill(pid, signal.SIGKILL)
-        assert job.end() == 0, job.errors
-        assert len(set(pids)) == 3
-        assert records == sorted(records)
-        assert job.errors.count("It is started again") == 2
-        assert "Traceback" not in job.errors
-
-
 def test_case_D5_all_ranks_are_killed_and_the_daemon_leaves_with_the_command(runtime_folder: Path) -> None:
     recipe = counting(runtime_folder, 2000, 4, lanes=4, batch=2, source=ENDLESS)
     with launch(recipe, RANKS) as job:
@@ -135,9 +99,6 @@ def test_case_D5_all_ranks_are_killed_and_the_daemon_leaves_with_the_command(run
     [
         ("launcher", signal.SIGTERM),
         ("launcher", signal.SIGKILL),
-        ("daemon", signal.SIGTERM),
-        ("engine", signal.SIGKILL),
-        ("forkserver", signal.SIGKILL),
         ("command", signal.SIGTERM),
     ],
 )
@@ -148,9 +109,6 @@ def test_case_D5_whoever_is_ended_nothing_stays(runtime_folder: Path, whom: str,
         names = {pid: " ".join(psutil.Process(pid).cmdline()) for pid in pids}
         victims = {
             "launcher": {job.pid},
-            "daemon": {pid for pid, name in names.items() if name.startswith("zephon daemon")},
-            "engine": {pid for pid, name in names.items() if name.startswith("zephon engine")},
-            "forkserver": {pid for pid, name in names.items() if name.startswith("zephon forkserver")},
             "command": {pid for pid, name in names.items() if "subprocess" in name and pid != job.pid},
         }[whom]
         assert len(victims) == 1
