@@ -7,19 +7,19 @@ and its lineage. So a record draws the same numbers on any worker and after any 
 pass, and others than every other record. numpy's and Python's global generators know nothing of this: what they give
 depends on which worker a record came to.
 
-Two records of one identity, the pieces that a long document was cut into by packing, say, draw the same numbers.
+Records made of the very same samples, such as the pieces of a long document, are told apart by their number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zephon.columns import Block
+from zephon.columns import MISSING, Block
 from zephon.errors import RunFailed
 from zephon.permutations import mix
 
@@ -34,6 +34,10 @@ Samples = Sequence[tuple[int, ...]]
 
 LINEAGE = "\0lineage"
 """The hidden field that keeps a record's lineage between operators: a tuple of whole numbers."""
+PIECE = "\0piece"
+"""A hidden field: which of the records made of one sample this is (`zephon.ops.numbering`)."""
+SEQUENCE = "\0sequence"
+"""A hidden field: which packed record of the lane this is."""
 
 
 class Draws:
@@ -43,13 +47,17 @@ class Draws:
         self._operator, self._scope, self._block = operator, scope, block
         self._at = -1
         self._passes: dict[int, int] = {}
-        self._made: dict[tuple[Samples, tuple[int, ...]], np.random.Generator] = {}
+        self._made: dict[tuple[Samples, tuple[int, ...], tuple[int, ...]], np.random.Generator] = {}
 
     def turn_to(self, record: int) -> None:
         """From now on `generator()` without a meta means this record of the block."""
         self._at = record
         if self._made:
             self._made = {}
+
+    def begin_again(self) -> None:
+        """Every record's generator is new."""
+        self._made = {}
 
     def of_record(self) -> np.random.Generator:
         """Of the record that the function is at work on."""
@@ -58,19 +66,20 @@ class Draws:
                 f"{self._operator.name}: zephon.generator() of which record? The function has several in hand: call "
                 "zephon.generator(record.meta)"
             )
-        samples = _samples_of(self._block, self._at)
-        column = self._block.fields.get(LINEAGE)
-        lineage = column.slice(self._at, self._at + 1).to_list()[0] if column is not None else ()
-        return self.of(samples, lineage or ())
+        low, high = self._at, self._at + 1
+        values = {name: column.slice(low, high).to_list()[0] for name, column in self._block.hidden.items()}
+        hidden = {name: value for name, value in values.items() if value is not MISSING}
+        return self.of(_samples_of(self._block, self._at), hidden.get(LINEAGE) or (), hidden)
 
-    def of(self, samples: Samples, lineage: tuple[int, ...]) -> np.random.Generator:
+    def of(self, samples: Samples, lineage: tuple[int, ...], hidden: Mapping[str, Any]) -> np.random.Generator:
         """Of the record made from these samples: the same generator, further on, if it was asked for before."""
-        identity = tuple(samples), tuple(lineage)
+        numbers = (int(hidden.get(PIECE) or 0), *(int(n) for n in hidden.get(SEQUENCE, ())))
+        identity = tuple(samples), tuple(lineage), numbers
         if identity not in self._made:
             self._made[identity] = np.random.Generator(np.random.PCG64(self._key(*identity)))
         return self._made[identity]
 
-    def _key(self, samples: Samples, lineage: tuple[int, ...]) -> int:
+    def _key(self, samples: Samples, lineage: tuple[int, ...], numbers: tuple[int, ...]) -> int:
         scope = self._scope
         if scope is None:
             raise RunFailed(f"{self._operator.name}: zephon.generator() outside a run: it has no seed and no epoch")
@@ -79,7 +88,7 @@ class Draws:
         names = scope.plan.dataset_names
         for dataset, shard, row, *where in samples:
             parts += [names[dataset], shard, row, self._pass(where[0]) if where else 0]
-        return mix(*parts, "lineage", *lineage)
+        return mix(*parts, "numbers", *numbers, "lineage", *lineage)
 
     def _pass(self, place: int) -> int:
         """How often the sample at a place of the lane was drawn before in its epoch."""
@@ -128,4 +137,11 @@ def generator(meta: SampleMeta | None = None) -> np.random.Generator:
         return draws.of_record()
     if meta._origin is None:
         raise RunFailed("zephon.generator(meta): this meta is of no record of the pipeline; give it record.meta")
-    return draws.of(meta._origin, meta.lineage)
+    return draws.of(meta._origin, meta.lineage, meta._hidden)
+
+
+def begin_again() -> None:
+    """The functions at work are called once more on the same records: their generators start from the beginning."""
+    draws = _at_work.get()
+    if draws is not None:
+        draws.begin_again()

@@ -16,9 +16,11 @@ from typing import NamedTuple
 import numpy as np
 
 from zephon.columns import Block, IntArray
+from zephon.custom_source import CustomSource
 from zephon.datasets.fetch import read
 from zephon.lane_windows import Window, window_of
 from zephon.ops.base import Accumulator, Faults, Operator, Scope, Stateful, Stateless, WindowKey, add_counts
+from zephon.ops.numbering import Numbered, told_apart
 from zephon.ops.records import sendable
 from zephon.plan import Plan
 from zephon.pointers import packed, unpacked
@@ -85,9 +87,11 @@ class Front:
     """Reading and the leading stateless operators: what runs on workers. Picklable; set up where it runs."""
 
     def __init__(self, plan: Plan) -> None:
-        self.plan = replace(plan)  # with no curriculum kept, so that equal plans pickle to equal bytes
+        source = plan.source.for_reading() if isinstance(plan.source, CustomSource) else plan.source
+        self.plan = replace(plan, source=source)  # with no curriculum kept, so that equal plans pickle to equal bytes
         self.operators, self.fields = plan.front, plan.fields
         self._last = next((op.name for op in reversed(self.operators) if op.users_code), None)
+        self._numbering = _before_users_code(plan.operators)[: len(self.operators)]
 
     def setup(self) -> None:
         for operator in self.operators:
@@ -103,28 +107,33 @@ class Front:
         faults = Faults(self.plan.settings.on_error, datasets, Scope(self.plan, task.epoch, task.lane))
         pointers = np.column_stack((pointers_of(self.plan, task), np.arange(task.low, task.high)))
         block = read(datasets, pointers, self.fields, faults)
-        block = sendable(through(self.operators, block, faults), self._last, faults)
+        for operator, numbering in zip(self.operators, self._numbering):
+            if len(block):
+                block = operator.process(block, faults)
+                block = told_apart(block) if numbering else block
+        block = sendable(block, self._last, faults)
         return Outcome(block, faults.skipped, faults.reports, faults.counters)
 
 
-def through(operators: tuple[Stateless, ...], block: Block, faults: Faults) -> Block:
-    """A block through stateless operators, one after another."""
-    for operator in operators:
-        if not len(block):
-            break
-        block = operator.process(block, faults)
-    return block
+def _before_users_code(operators: tuple[Operator, ...]) -> list[bool]:
+    """For each operator whether one that runs a user's code comes later."""
+    return [any(op.users_code for op in operators[number + 1 :]) for number in range(len(operators))]
 
 
 class Chain:
     """The operators from the first stateful one on, for one window of one lane."""
 
     def __init__(self, operators: tuple[Operator, ...], key: WindowKey) -> None:
-        self.steps: list[Accumulator | Stateless] = [
-            op.accumulator(key) if isinstance(op, Stateful) else op
-            for op in operators
-            if isinstance(op, (Stateful, Stateless))
-        ]
+        self.steps: list[Accumulator | Stateless] = []
+        self._numbering: list[bool] = []
+        for op, numbering in zip(operators, _before_users_code(operators)):
+            if isinstance(op, Stateful):
+                held = op.accumulator(key)
+                self.steps.append(Numbered(held, key.chunk) if numbering and op.joins_samples else held)
+                self._numbering.append(False)
+            elif isinstance(op, Stateless):
+                self.steps.append(op)
+                self._numbering.append(numbering)
 
     def push(self, block: Block, faults: Faults) -> list[Block]:
         """Put records in; get those that have come out at the end."""
@@ -147,11 +156,14 @@ class Chain:
         return total
 
     def _from(self, at: int, blocks: list[Block], faults: Faults) -> list[Block]:
-        for step in self.steps[at:]:
+        for step, numbering in zip(self.steps[at:], self._numbering[at:]):
             done: list[Block] = []
             for block in blocks:
-                if len(block):
-                    done += step.push(block, faults) if isinstance(step, Accumulator) else [step.process(block, faults)]
+                if len(block) and isinstance(step, Accumulator):
+                    done += step.push(block, faults)
+                elif len(block) and isinstance(step, Stateless):
+                    made = step.process(block, faults)
+                    done.append(told_apart(made) if numbering else made)
             blocks = done
         return [block for block in blocks if len(block)]
 

@@ -49,7 +49,8 @@ def warnings_from_child(plan: Plan, ready: Collection[Operator] = ()) -> list[st
         os.close(reading)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with contextlib.suppress(ChildProcessError):  # the program reaps its children itself
+            os.waitpid(pid, 0)
     try:
         return [str(text) for text in json.loads(said)]
     except ValueError:  # it was killed, or killed itself

@@ -10,10 +10,13 @@ from hypothesis import strategies as st
 
 import zephon
 from tests.unit.custom_operators import Records, noisy, pipeline_of
-from tests.unit.small_recipes import examples
+from tests.unit.small_recipes import examples, tokenizer
 from zephon import Pipeline, SampleRecord
+from zephon.embedded import EmbeddedRun
 from zephon.errors import RecordError, RunFailed
 from zephon.ops import generator, spawn_child
+from zephon.runners import InlinePool
+from zephon.windows import Front
 
 
 def drawing(row: dict[str, Any]) -> dict[str, Any]:
@@ -107,3 +110,39 @@ def test_outside_a_function_of_a_running_pipeline_there_is_no_generator() -> Non
     list(recipe())
     with pytest.raises(RunFailed, match="and nowhere else"):
         generator()
+
+
+@pytest.mark.parametrize("before", ["split", "pack", "pieces", "late"])
+def test_pieces_of_one_sample_have_numbers_of_their_own(before: str) -> None:
+    def noise(row: dict[str, Any]) -> dict[str, Any]:
+        return {"r": float(generator().random())}
+
+    def long(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "text": "w1 " * 12, "input_ids": [row["id"]] * 24}
+
+    def add(pipeline: Pipeline) -> Pipeline:
+        pipeline.map_transform(long)
+        if before == "late":
+            pipeline.shuffle(7)
+        if before in ("split", "late"):
+            pipeline.tokenize(
+                tokenizer_id=tokenizer(), field="text", special_tokens="none", max_length=4, split_long_samples=True
+            )
+        if before == "pack":
+            pipeline.pack_flat(8, algorithm="wrap")
+        if before == "pieces":
+            pipeline.add_op("thrice", process_many=lambda records: [record for record in records for _ in range(3)])
+            pipeline.add_op("first two", process_one=lambda record: [record, record])
+        return pipeline.map_transform(noise).batch(1, drop_last=False)
+
+    def run(task_samples: int) -> list[float]:
+        pipeline = pipeline_of(rows=(30,), lanes=2, chunk=5, batch=1, stop_after_passes=2)
+        pipeline._batched = False
+        plan = add(pipeline).plan()
+        made = EmbeddedRun(plan, InlinePool(Front(plan)), task_samples=task_samples)
+        return [row["r"] for batch in iter(made.next_batch, None) for row in batch.block.to_rows()]
+
+    numbers = run(512)
+    assert len(numbers) == 30 * 2 * (6 if before == "pieces" else 3)
+    assert len(set(numbers)) == len(numbers)
+    assert run(1) == run(3) == numbers

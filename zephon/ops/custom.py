@@ -23,7 +23,7 @@ from zephon.ops.base import Faults, Operator, Stateful, Stateless, WindowKey, sa
 from zephon.ops.grouping import GROUP, GroupedAccumulator, groups_of
 from zephon.ops.interrupts import is_interrupt
 from zephon.ops.records import block_of, call, records_of, wrong_records
-from zephon.randomness import Draws, drawing
+from zephon.randomness import Draws, begin_again, drawing
 from zephon.types import SampleRecord
 
 Records = list[SampleRecord]
@@ -200,6 +200,7 @@ class Driven:
 
     def _attempt(self, op: BaseOp, records: Records, faults: Faults) -> tuple[str | BaseException | None, Records]:
         """What is wrong, if anything, and what came of it."""
+        begin_again()
         try:
             with self._places:
                 made = call(op.process_many, list(records))
