@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import logging
 import unicodedata
+from collections.abc import Callable
 from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -109,12 +110,14 @@ class ByBytes:
 
     def _fast(self, rendered: list[Rendered], samples: IntArray) -> Marked:
         ids, offsets = self._backend.encode([one.text for one in rendered], samples)
-        ends = np.cumsum(self._sizes.of_id.take(ids))
+        of_each = self._sizes.of_id.take(ids)
+        ends = np.cumsum(of_each)
         before = np.concatenate([np.zeros(1, np.int64), ends])[offsets]  # bytes of all texts before each
         sizes = [len(one.text) if one.text.isascii() else len(one.text.encode()) for one in rendered]
         spans = [_in_bytes(one) for one in rendered]
         ends -= np.repeat(before[:-1], np.diff(offsets))
-        mask = _overlapping(ends - self._sizes.of_id.take(ids), ends, offsets, sizes, spans)
+        starts, ends = self._sizes.trimmed(ids, ends - of_each, ends)
+        mask = _overlapping(starts, ends, offsets, sizes, spans)
         fits = np.diff(before) == np.array(sizes, np.int64)
         odd = [at for at, fit in enumerate(fits.tolist()) if not fit or self._sizes.changes(rendered[at].text)]
         if not odd:
@@ -151,11 +154,30 @@ class InPieces:
 _CHANGES_BYTES = ("unk_token", "byte_fallback", "continuing_subword_prefix", "end_of_word_suffix")
 
 
+class _Blanks(NamedTuple):
+    """How many bytes of blanks each id begins and ends with, int64 `[largest id + 1]`."""
+
+    before: IntArray
+    after: IntArray
+    keeps_first: bool
+
+
 class _Sizes(NamedTuple):
     """How many bytes of text each id stands for, int64 `[largest id + 1]`."""
 
     of_id: IntArray
     normal_form: str | None
+    blanks: _Blanks | None = None
+
+    def trimmed(self, ids: AnyArray, starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
+        """Where tokens lie without the blanks at their edges, if the tokenizer leaves these out of their places."""
+        if self.blanks is None:
+            return starts, ends
+        before, after = self.blanks.before.take(ids), self.blanks.after.take(ids)
+        if self.blanks.keeps_first:  # a blank that opens a text counts as one that the tokenizer put there
+            before -= (starts == 0) & (before > 0)
+        starts = np.minimum(starts + before, ends)
+        return starts, np.maximum(ends - after, starts)
 
     def changes(self, text: str) -> bool:
         """Whether the tokenizer normalises this text into another."""
@@ -178,19 +200,39 @@ def byte_sizes(text: str) -> _Sizes | None:
         return None
     if any(s.get("type") not in ("ByteLevel", "Split", "Digits") or s.get("behavior") == "Removed" for s in steps):
         return None
-    for step in _steps(data.get("post_processor"), "processors"):
-        if step.get("type") not in ("ByteLevel", "TemplateProcessing"):
-            return None
-        if step.get("type") == "ByteLevel" and step.get("trim_offsets", True):  # blanks would belong to no token
-            return None
+    after = _steps(data.get("post_processor"), "processors")
+    trims = [step for step in after if step.get("type") == "ByteLevel" and step.get("trim_offsets", True)]
+    if len(trims) > 1 or any(step.get("type") not in ("ByteLevel", "TemplateProcessing") for step in after):
+        return None
     added = data.get("added_tokens") or []
     if any(token.get("lstrip") or token.get("rstrip") for token in added):
         return None
-    known = {number: len(token) for token, number in model["vocab"].items()}  # one character for each byte
-    known.update({token["id"]: len(token["content"].encode()) for token in added})
-    sizes = np.zeros(max(known, default=0) + 1, np.int64)
-    sizes[np.fromiter(known, np.int64, len(known))] = np.fromiter(known.values(), np.int64, len(known))
-    return _Sizes(sizes, form)
+    names = {number: token.replace(_BLANK, " ") for token, number in model["vocab"].items()}  # a letter a byte
+    sizes = _by_id({number: len(name) for number, name in names.items()}, added, lambda text: text)
+    if not trims:
+        return _Sizes(sizes, form)
+    before = _by_id({number: len(name) - len(name.lstrip(" ")) for number, name in names.items()}, added, _before)
+    behind = _by_id({number: len(name) - len(name.rstrip(" ")) for number, name in names.items()}, added, _behind)
+    return _Sizes(sizes, form, _Blanks(before, behind, bool(trims[0].get("add_prefix_space", True))))
+
+
+_BLANK = "\u0120"  # how byte-level vocabularies write a blank
+
+
+def _before(text: str) -> str:
+    return text[: len(text) - len(text.lstrip())]
+
+
+def _behind(text: str) -> str:
+    return text[len(text.rstrip()) :]
+
+
+def _by_id(known: dict[int, int], added: list[dict[str, Any]], part: Callable[[str], str]) -> IntArray:
+    """Numbers of bytes by id: those of the vocabulary, and of a part of each added token's text."""
+    known = {**known, **{token["id"]: len(part(token["content"]).encode()) for token in added}}
+    found = np.zeros(max(known, default=0) + 1, np.int64)
+    found[np.fromiter(known, np.int64, len(known))] = np.fromiter(known.values(), np.int64, len(known))
+    return found
 
 
 def _steps(part: Any, inner: str) -> list[dict[str, Any]]:

@@ -59,6 +59,8 @@ class PackFlat(FlatPacker):
         fields: dict[str, Column] = {"input_ids": Fixed(rows), "sequence_length": Fixed(np.empty(0, np.int32))}
         if self.emit_positions:
             fields["positions"] = Fixed(rows)
+        if LOSS_MASK in block.fields:
+            fields[LOSS_MASK] = Fixed(np.empty((0, self.max_length), np.float32))
         return block.with_fields(fields)
 
     def accumulator(self, key: WindowKey) -> Accumulator:

@@ -78,7 +78,7 @@ def learnt(operator: TokenizeChat, messages: Any, **fields: Any) -> list[str]:
     (row,) = out.to_rows()
     ids, mask = row["input_ids"], row[operator.mask_field_out]
     edges = np.flatnonzero(np.diff(np.concatenate([[0], mask, [0]])))
-    tokenizer = Tokenizer.from_str(operator._source.text)
+    tokenizer = Tokenizer.from_file(str(model() / "tokenizer.json"))
     return [tokenizer.decode(ids[a:b].tolist(), skip_special_tokens=False) for a, b in edges.reshape(-1, 2)]
 
 
@@ -324,7 +324,7 @@ def test_sizes_of_tokens_are_used_only_where_tokens_stand_for_just_their_bytes()
 
     assert altered("bytes", lambda data: None)
     assert altered("bytes-nfc", lambda data: None)
-    assert not altered("bytes-trimmed", lambda data: None)
+    assert altered("bytes-trimmed", lambda data: None)
     assert not altered("pieces", lambda data: None)
     assert not altered("bytes", lambda data: data.update(normalizer={"type": "Lowercase"}))
     assert not altered("bytes", lambda data: data["pre_tokenizer"].update(add_prefix_space=True))
@@ -414,9 +414,7 @@ def test_the_mask_travels_through_packing_to_the_labels_in_every_runner() -> Non
         assert digests(pipeline_of(dataset, runner=runner, max_workers=2)) == expected
     learnt_tokens = 0
     packed = pipeline_of(dataset)
-    for batch in packed:
-        if not len(batch):
-            continue
+    for batch in packed:  # the last ones may be empty, and have the same fields
         assert batch["loss_mask"].dtype == np.float32
         assert batch["loss_mask"].shape == batch["input_ids"].shape
         learnt_tokens += int(batch["loss_mask"].sum())
