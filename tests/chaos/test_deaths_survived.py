@@ -95,7 +95,8 @@ with connect(output="numpy") as loader:
 def test_case_D5_a_daemon_that_is_killed_comes_back_under_launch_and_the_rank_notices_nothing(
     runtime_folder: Path,
 ) -> None:
-    recipe = counting(runtime_folder, 2000, 4, lanes=2, batch=2, more=".shuffle(16)", source="exhausted_policy='repeat'")
+    endless = "exhausted_policy='repeat'"
+    recipe = counting(runtime_folder, 2000, 4, lanes=2, batch=2, more=".shuffle(16)", source=endless)
     lines: list[list[str]] = []
     for kills in (0, 2):
         with launch(recipe, RANK, "15", stdin=subprocess.PIPE) as job:
