@@ -152,16 +152,6 @@ IGNORED_OPTIONS = [
     "metrics_sink_config", "max_worker_retries", "shm_size", "shm_prefix", "shm_anything",
 ]  # fmt: skip
 
-NOT_YET: tuple[str, ...] = ()
-"""What is not there yet. The rows of one that has come fail until it is taken out."""
-
-
-def rows(names: Any) -> list[Any]:
-    missing = pytest.mark.xfail(strict=True, reason="not there yet")
-    named = [(row, row if isinstance(row, str) else row[0]) for row in names]
-    return [pytest.param(row, marks=missing if name in NOT_YET else ()) for row, name in named]
-
-
 def found(path: str) -> Any:
     """What a dotted path names, the longest part of it being a module."""
     parts = path.split(".")
@@ -200,18 +190,18 @@ def assert_takes(known: dict[str, inspect.Parameter], expected: Arguments) -> No
     assert order[: len(first)] == first
 
 
-@pytest.mark.parametrize("name", rows(f"{module}.{name}" for module, names in NAMES.items() for name in names))
+@pytest.mark.parametrize("name", [f"{module}.{name}" for module, names in NAMES.items() for name in names])
 def test_every_name_can_be_imported_from_where_it_is_published(name):
     module, _, attribute = name.rpartition(".")
     assert getattr(importlib.import_module(module), attribute) is not None
 
 
-@pytest.mark.parametrize("name", rows(METHODS))
+@pytest.mark.parametrize("name", METHODS)
 def test_every_method_of_a_pipeline_takes_every_published_argument_with_its_default(name):
     assert_takes(parameters(getattr(Pipeline, name), SETTINGS_OF.get(name, [])), METHODS[name])
 
 
-@pytest.mark.parametrize("name", rows(OTHERS))
+@pytest.mark.parametrize("name", OTHERS)
 def test_everything_else_takes_every_published_argument_with_its_default(name):
     assert_takes(parameters(found(name)), OTHERS[name])
 
@@ -261,7 +251,7 @@ def ignored(caught: list[warnings.WarningMessage]) -> list[str]:
     return [str(warning.message) for warning in caught if "ignored" in str(warning.message)]
 
 
-@pytest.mark.parametrize("method", rows(CALLS))
+@pytest.mark.parametrize("method", CALLS)
 def test_an_ignored_argument_is_accepted_on_every_method_and_named_once(method):
     for name in IGNORED:
         with warnings.catch_warnings(record=True) as caught:
@@ -291,7 +281,7 @@ def test_ignored_arguments_come_on_the_work_source_and_on_datasets_too(make):
         make(indexabel=True)
 
 
-@pytest.mark.parametrize("method", rows(CALLS))
+@pytest.mark.parametrize("method", CALLS)
 def test_any_other_unknown_keyword_is_a_type_error_with_the_nearest_name(method):
     with pytest.raises(TypeError, match=rf"{method}\(\) has no argument 'placemnt'; did you mean 'placement'\?"):
         call(method, placemnt=1)
@@ -337,7 +327,7 @@ EVERY_CHOICE = [
 ]
 
 
-@pytest.mark.parametrize("row", rows(EVERY_CHOICE), ids=str)
+@pytest.mark.parametrize("row", EVERY_CHOICE, ids=str)
 def test_every_choice_of_a_setting_is_accepted(row):
     method, name, value = row
     more = {"bos_token_id": 1, "eos_token_id": 2} if name == "special_tokens" else {}
