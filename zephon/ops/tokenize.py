@@ -84,7 +84,8 @@ class Tokenize(Stateless):
         if found is None:
             raise TokenizerError(
                 f"tokenizer {self.tokenizer_source.where} does not tell its {which.upper()} token: pass "
-                f"{which}_token_id=, or choose special_tokens without it ({', '.join(m for m, w in _MODES.items() if which not in w)})"
+                f"{which}_token_id=, or choose special_tokens without it "
+                f"({', '.join(m for m, w in _MODES.items() if which not in w)})"
             )
         return found
 
