@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import costs, operators, shares, throughput
+from tests.benchmarks import costs, operators, recovery, shares, throughput
 from tests.benchmarks.contest import Timing
 from tests.benchmarks.corpus import FULL, QUICK, Corpus, corpus
 from tests.benchmarks.processes import busy_cores
@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, Callable[[Corpus, Scale], list[Row]]] = {
     "start": costs.start,
     "idle": costs.idle,
     "worker": costs.worker,
+    "deaths": recovery.deaths,
 }
 
 

@@ -3,12 +3,15 @@ what came of it.
 
     python -m tests.benchmarks.rank SOCKET DP_DEGREE DP_GROUP_ID GROUP_READERS
     python -m tests.benchmarks.rank first      takes one batch of $ZEPHON_SOCKET and says when it came
+    python -m tests.benchmarks.rank survive engine|daemon TIMES
+                                               kills it so often, and says how long each time it waited for a batch
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +23,8 @@ from tests.benchmarks.contest import deliver, say, told
 from tests.benchmarks.processes import pss
 
 BEFORE = pss([os.getpid()])
+AFTER_A_KILL = 200
+"""Batches, more than all rings hold."""
 
 
 class Rank:
@@ -117,9 +122,31 @@ def first() -> None:
         say(time.monotonic())
 
 
+def survive(victim: str, times: int) -> None:
+    """Kill the engine or the daemon while batches come as fast as they are taken; the longest wait of each time."""
+    from zephon_client import connect
+
+    waits = []
+    with connect(output="numpy") as loader:
+        for _ in range(times):
+            for _ in range(AFTER_A_KILL):
+                next(loader)
+            report = loader.progress()
+            os.kill({"daemon": report["daemon"]["pid"], **report["processes"]}[victim], signal.SIGKILL)
+            longest, last = 0.0, time.monotonic()
+            for _ in range(AFTER_A_KILL):  # more than were here already
+                next(loader)
+                now = time.monotonic()
+                longest, last = max(longest, now - last), now
+            waits.append(longest)
+        say(waits)
+
+
 def main(arguments: list[str]) -> None:
     if arguments == ["first"]:
         return first()
+    if arguments[0] == "survive":
+        return survive(arguments[1], int(arguments[2]))
     socket, *numbers = arguments
     rank = Rank(socket, *map(int, numbers))
     say("connected")

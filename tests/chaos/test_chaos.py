@@ -61,7 +61,8 @@ with connect(output="numpy") as loader, open(folder / f"log-{rank}", "a") as log
         loader.load_state_dict(saved)
     while step < number(0):
         for batch in loader:
-            print(step + 1, loader.epoch, batch.lane, batch.first_record, len(batch), batch.digest, file=log, flush=True)
+            place = step + 1, loader.epoch, batch.lane, batch.first_record, len(batch)
+            print(*place, batch.digest, file=log, flush=True)
             if batch.ends_round:
                 step += 1
                 together(step)
