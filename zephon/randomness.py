@@ -100,6 +100,18 @@ class Draws:
         return self._passes[place]
 
 
+class BatchDraws(Draws):
+    """Who draws: a function at work on one batch, named by its lane and its first record."""
+
+    def __init__(self, operator: Operator, scope: Scope | None, block: Block, first_record: int) -> None:
+        super().__init__(operator, scope, block)
+        self._first = first_record
+
+    def of_record(self) -> np.random.Generator:
+        lane = -1 if self._scope is None else self._scope.lane
+        return self.of((), (), {SEQUENCE: (lane, self._first)})
+
+
 def _samples_of(block: Block, record: int) -> Samples:
     offsets = block.sample_offsets
     low, high = (record, record + 1) if offsets is None else (int(offsets[record]), int(offsets[record + 1]))
@@ -123,15 +135,16 @@ def generator(meta: SampleMeta | None = None) -> np.random.Generator:
     """numpy's `Generator` for one record, inside a function of `map_transform`, `stateful_transform` or `add_op`.
 
     Where the function gets one record at a time (`map_transform`, `process_one`), it needs no argument; where it gets a
-    list of them, give it the `meta` of one. Within one call of the function the same record has one generator, which
-    goes on. Every epoch, every pass over the data within it, every operator and every record has another. Raises
-    RunFailed outside such a function.
+    list of them, give it the `meta` of one; in a function of `map_batch` it is the batch's. Within one call of the
+    function the same record has one generator, which goes on. Every epoch, every pass over the data within it, every
+    operator and every record has another. Raises RunFailed outside such a function.
     """
     draws = _at_work.get()
     if draws is None:
         raise RunFailed(
             "zephon.generator() works inside a function that a running pipeline calls on records (map_transform, "
-            "stateful_transform, add_op), and nowhere else. In a thread of the function's own, make it before."
+            "stateful_transform, add_op, map_batch), and nowhere else. In a thread of the function's own, make it "
+            "before."
         )
     if meta is None:
         return draws.of_record()

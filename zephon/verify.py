@@ -140,7 +140,7 @@ def verify(
     count = len({step for step, _ in expected})
     if not count:
         raise SettingError("verify: the run has no full step to compare; use fewer lanes or a smaller microbatch_size")
-    if isinstance(plan.source, CustomSource) or any(operator.users_code for operator in plan.operators):
+    if isinstance(plan.source, CustomSource) or any(op.users_code or op in plan.on_batches for op in plan.operators):
         time.sleep(COARSE_CLOCK_S)
     legs = []
     for number, groups in enumerate(possible):

@@ -18,6 +18,8 @@ from zephon.columns import Block, Column, Fixed, canonical, column_of
 from zephon.errors import SettingError
 from zephon.function_digest import digest_of
 from zephon.ops.base import Faults, Operator
+from zephon.ops.interrupts import is_interrupt
+from zephon.randomness import BatchDraws, drawing
 from zephon.types import SampleBatch
 
 
@@ -43,8 +45,12 @@ class MapBatch(Operator):
             return block
         batch = SampleBatch(block.copy(), lane=lane, first_record=first_record, dataset_names=names)
         try:
-            return self._block(self.fn(batch), block, names)
-        except Exception as error:
+            with drawing(BatchDraws(self, faults.scope, block, first_record)):
+                result = self.fn(batch)
+            return self._block(result, block, names)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
             faults.bad(block.sample_of(0), f"{self.name} (lane {lane}, from record {first_record} on)", error)
             return block.slice(0, 0)
 

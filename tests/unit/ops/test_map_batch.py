@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zephon
 from tests.unit.small_recipes import dataset
 from zephon import Pipeline, SampleBatch, StaticMixtureWorkSource
 from zephon.errors import CheckpointMismatch, RecordError, SettingError
@@ -131,3 +134,19 @@ def test_what_the_function_does_to_its_batch_reaches_no_other():
     assert all(len(b) == 0 for b in recipe(spoils))
     once = recipe(lambda batch: spoils(batch) or {"id": batch["id"]}, rows=24)
     assert [b["id"].tolist() for b in once] == [[-1] * 3] * 8
+
+
+def test_a_batch_has_random_numbers_of_its_own_in_each_epoch_whoever_runs_it():
+    def drawn(batch):
+        return {"r": zephon.generator().integers(0, 2**62, len(batch))}
+
+    pipeline = recipe(drawn)
+    first, second = ([b["r"].tolist() for b in pipeline] for _ in range(2))
+    assert len({number for epoch in (first, second) for numbers in epoch for number in numbers}) == 2 * 48
+    assert [b["r"].tolist() for b in recipe(drawn, runner="threads", max_workers=3)] == first
+    assert_resumes_exactly(lambda: recipe(drawn))
+
+
+def test_a_function_that_calls_exit_is_a_bad_batch_and_ends_nothing():
+    with pytest.raises(RecordError, match="SystemExit"):
+        list(recipe(lambda batch: sys.exit(3)))
