@@ -11,12 +11,9 @@ Both sockets belong together: who holds the data socket, which only one process 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import signal
-import socket
-import stat
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -28,26 +25,18 @@ import zmq
 from zephon.errors import ProtocolError, SettingError, ZephonError
 from zephon.recipe import split_name
 from zephon.transport import protocol as p
-from zephon.transport.channels import Channel, Listener, answers, close_all, connect, listen
+from zephon.transport.channels import Channel, Listener, close_all, listen
 from zephon.transport.endpoints import announce, data_path, withdraw
 from zephon.transport.large import decode_large
 from zephon.transport.messages import MAX_MESSAGE, decode, encode
 from zephon_daemon.black_box import BlackBox
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch
+from zephon_daemon.orders import Answer, Forget, HandOver, HangUp, Instruction, Start, ToEngine
 from zephon_daemon.progress import Rates, memory_of
-from zephon_daemon.sessions import (
-    LONGEST_TEXT,
-    Answer,
-    Forget,
-    HandOver,
-    HangUp,
-    Instruction,
-    Sessions,
-    Start,
-    ToEngine,
-)
+from zephon_daemon.sessions import LONGEST_TEXT, Sessions
 from zephon_daemon.supervision import CannotGoOn, Supervision, Targets
+from zephon_daemon.surroundings import check_free, memory_of_text, notify, supervisor, who_serves
 
 FROM_ENGINE = (p.EngineReady, p.WorkerServes, p.RunStarted, p.RunRefused, p.ReaderGone, p.EngineReport)
 
@@ -66,7 +55,6 @@ REPORT_SECONDS = 2.0
 DONE, FAILED, CANNOT_START, INTERRUPTED = 0, 1, 3, 130
 
 _TICK_SECONDS = 0.5
-_F_ADD_SEALS, _SEALS = 1033, 0x1 | 0x2 | 0x4  # seal, shrink, grow
 
 _log = logging.getLogger("zephon.daemon")
 
@@ -112,7 +100,7 @@ class Daemon:
         self._settings = settings
         path, name = split_name(settings.recipe)
         self._recipe = os.path.abspath(os.path.expanduser(path)) + ("" if path == settings.recipe else f":{name}")
-        self._sessions = Sessions(self._recipe, supervisor=_supervisor(settings))
+        self._sessions = Sessions(self._recipe, supervisor=supervisor(settings.parent))
         self._supervision = Supervision(
             self._recipe,
             {"workers": settings.workers, "memory": settings.memory},
@@ -179,7 +167,7 @@ class Daemon:
     def close(self) -> None:
         """End all processes and take away sockets and note. A second SIGINT ends them by force."""
         self._closing = True
-        _notify("STOPPING=1")
+        notify("STOPPING=1")
         if self._ends_clients:
             self._end_clients(signal.SIGTERM)
         for channel in [*self._held.values(), *(channel for channel, _ in self._joining.values())]:
@@ -208,7 +196,7 @@ class Daemon:
             raise CannotStart(f"the folder {folder} of the socket does not exist. Make it, or choose another --socket.")
         try:
             self._listener = listen(data_path(path))
-            _check_free(path)
+            check_free(path)
             self._context = zmq.Context()
             self._control = self._context.socket(zmq.ROUTER)
             self._control.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -221,7 +209,7 @@ class Daemon:
             finally:
                 os.umask(before)
         except SettingError as error:
-            other = _who_serves(path) if self._listener is None else None
+            other = who_serves(path) if self._listener is None else None
             raise CannotStart(other or str(error)) from error
         except OSError as error:  # zmq's errors are such, too
             raise CannotStart(f"cannot listen on {path}: {error.strerror or error}") from error
@@ -391,7 +379,7 @@ class Daemon:
         if not self._ready:
             self._ready = True
             print(f"zephon daemon ready: {self._settings.socket}", flush=True)
-            _notify("READY=1")
+            notify("READY=1")
 
     def _to_engine(self, message: object, fds: tuple[int, ...] = ()) -> None:
         # Where the engine is gone, its end is noticed in a moment, and everybody who waits for it is told.
@@ -461,7 +449,7 @@ class Daemon:
                 self._forget(order)
 
     def _start_run(self, order: Start) -> None:
-        fd = _memory_of(order.checkpoint)
+        fd = memory_of_text(order.checkpoint)
         self._to_engine(order.message, (fd,))
         os.close(fd)
 
@@ -535,7 +523,7 @@ class Daemon:
         channel = self._held.pop(order.message.client, None)
         if channel is not None:
             self._unwatch(channel.fileno())
-            memory = (_memory_of(order.statement),) if order.statement else ()
+            memory = (memory_of_text(order.statement),) if order.statement else ()
             self._to_engine(order.message, (channel.fileno(), *memory))
             close_all(memory)
             channel.close()
@@ -569,57 +557,3 @@ class Daemon:
             "engine_state": state,
             "engine": engine,
         }
-
-
-def _memory_of(text: str) -> int:
-    """Text that may be larger than a message, as sealed memory; the caller's to close."""
-    fd = os.memfd_create("zephon:text", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    data = text.encode()
-    while data:
-        data = data[os.write(fd, data) :]
-    os.lseek(fd, 0, os.SEEK_SET)
-    fcntl.fcntl(fd, _F_ADD_SEALS, _SEALS)
-    return fd
-
-
-def _supervisor(settings: Settings) -> str:
-    """Who starts this daemon again should it die, as clients are told."""
-    if settings.parent is not None:
-        return f"launch {settings.parent}"
-    if os.environ.get("NOTIFY_SOCKET"):
-        return "systemd"
-    return "kubernetes" if os.environ.get("KUBERNETES_SERVICE_HOST") else os.environ.get("ZEPHON_SUPERVISOR", "")
-
-
-def _who_serves(path: str) -> str | None:
-    """What to say of the process that holds the socket; None if it does not answer."""
-    try:
-        serving = connect(data_path(path), 1.0)
-    except (ZephonError, OSError):
-        return None
-    pid = serving.peer().pid
-    serving.close()
-    return f"process {pid} serves {path} already. End it, or choose another --socket."
-
-
-def _check_free(path: str) -> None:
-    """Nothing but a dead socket may lie where the control socket will."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(mode):
-        raise SettingError(f"{path} exists and is no socket. Remove it, or choose another --socket.")
-    if answers(path, socket.SOCK_STREAM):
-        raise SettingError(f"a live process already serves {path}. Stop it, or choose another --socket.")
-
-
-def _notify(state: str) -> None:
-    """Tells systemd, if it started this process."""
-    address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address:
-        return
-    if address.startswith("@"):
-        address = "\0" + address[1:]
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
-        notify.sendto(state.encode(), address)

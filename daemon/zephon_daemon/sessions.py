@@ -20,18 +20,15 @@ carries them out. An `ask` is whatever the caller needs to find its way back to 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import hmac
 import json
 import secrets
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zephon.errors import (
-    CheckpointError,
-    CheckpointMismatch,
     DaemonUnavailable,
     ProtocolError,
     RecipeError,
@@ -40,7 +37,7 @@ from zephon.errors import (
     TopologyError,
     ZephonError,
 )
-from zephon.frontiers import MOST_LANES, Checkpoint, checkpoint_from_text
+from zephon.frontiers import MOST_LANES
 from zephon.lanes import check_step, check_topology, owned_lanes
 from zephon.transport.protocol import (
     AddReader,
@@ -59,7 +56,9 @@ from zephon.transport.protocol import (
     StartRun,
     Welcome,
 )
-from zephon.transport.statement import Statement, decode_statement
+from zephon.transport.statement import decode_statement
+from zephon_daemon.members import Client, Run, Shape, check_origin, check_shape, digest_of, listed, origin_of
+from zephon_daemon.orders import Answer, Forget, HandOver, HangUp, Instruction, Start, ToEngine
 
 ENGINE_DEATHS = 3
 """Deaths of an engine under a run, with no batch delivered between, that end it."""
@@ -92,46 +91,6 @@ MOST_WAITING = 4096
 """Requests that wait at once."""
 
 
-class Answer(NamedTuple):
-    """Answer a request."""
-
-    ask: Hashable
-    message: Welcome | Attached | Farewell | Patience | Refused
-
-
-class Start(NamedTuple):
-    """Have the engine start a run from a checkpoint (JSON, empty for a new run)."""
-
-    message: StartRun
-    checkpoint: str
-
-
-class HandOver(NamedTuple):
-    """Pass a client's data connection to the engine, with its resume statement, if it has one."""
-
-    message: AddReader
-    statement: str = ""
-
-
-class ToEngine(NamedTuple):
-    message: DropReader | EndRun | ExpectReaders
-
-
-class HangUp(NamedTuple):
-    """Close a client's data connection, so that it comes back."""
-
-    client: int
-
-
-class Forget(NamedTuple):
-    """A client is gone: its watch and its data connection, if still held, can go."""
-
-    client: int
-
-
-Instruction = Answer | Start | HandOver | ToEngine | HangUp | Forget
-
-
 class _Wait(NamedTuple):
     """A request cannot be answered yet. After `seconds` it is refused with `error` (None: it waits on).
 
@@ -142,72 +101,6 @@ class _Wait(NamedTuple):
     seconds: float = 0.0
     error: ZephonError | None = None
     joins: bool = False
-
-
-class Shape(NamedTuple):
-    """What all clients of a run must agree on."""
-
-    dp_degree: int
-    group_readers: int
-    checkpoint: str
-    allow_changed: tuple[str, ...]
-
-
-@dataclass
-class Client:
-    """One connection of one rank."""
-
-    number: int
-    token: bytes
-    hello: Hello
-    since: float
-    pid: int
-    joined: bool = False
-    handed_over: bool = False
-    run: int | None = None
-    """Its run, once it has been attached to one."""
-    attached: bool = False
-    """Whether it is attached in this engine's life."""
-    lost: bool = False
-    """Whether the engine that it was attached to has died: its data connection is dead, and it must come back."""
-    back: bool = False
-    """Whether it has said, since an engine died, how far it is."""
-    statement: str = ""
-    delivered: tuple[int, int] = (0, 0)
-    """What it had delivered when it last said so."""
-
-    def __str__(self) -> str:
-        return f"process {self.pid} (group {self.hello.dp_group_id})"
-
-
-@dataclass
-class Run:
-    """A pipeline's run. `plan` is None until the engine has resolved it; `started`, whether the engine was told of it.
-
-    `origin` is the state that it begins from (JSON, empty for none), `resumed` whether it was running before.
-    """
-
-    number: int
-    pipeline: str
-    shape: Shape
-    first: Client
-    origin: str
-    resumed: bool = False
-    started: bool = False
-    plan: Attached | None = None
-    strategy: str = ""
-    places: dict[int, int] = field(default_factory=dict)
-    """How many readers of each group have ever attached."""
-    gone: dict[int, int] = field(default_factory=dict)
-    """How many of them have left."""
-    deaths: list[str] = field(default_factory=list)
-    """How engines died under it since a batch was delivered."""
-    failed: str = ""
-    """Why it cannot go on."""
-
-    def expected(self, group: int) -> int:
-        """Readers of a group that are here or will be."""
-        return max(1, self.shape.group_readers - self.gone.get(group, 0))
 
 
 @dataclass
@@ -307,7 +200,7 @@ class Sessions:
             if run.started:
                 run.deaths.append(how)
             if run.plan is not None:
-                run.origin, run.resumed = json.dumps(_origin(run.plan).to_json()), True
+                run.origin, run.resumed = json.dumps(origin_of(run.plan).to_json()), True
             run.plan, run.started = None, False
             for client in self.clients.values():
                 if client.run == before:
@@ -440,7 +333,7 @@ class Sessions:
             )
         strangers = [client for client in self.clients.values() if client.hello.job != hello.job]
         if strangers:
-            names = _name(strangers)
+            names = listed(strangers)
             return [], _Wait(
                 f"the clients of another job to end: {names}",
                 min(OTHER_JOB_SECONDS, hello.timeout),
@@ -452,7 +345,7 @@ class Sessions:
         before = self._before(hello)
         peers = [peer for peer in self._peers(hello) if peer is not before]
         if len(peers) >= hello.group_readers:
-            names = _name(peers)
+            names = listed(peers)
             error = TopologyError(
                 f"group {hello.dp_group_id} of pipeline {hello.pipeline!r} has its {hello.group_readers} reader(s) "
                 f"already: {names}. Give every data-parallel group its own dp_group_id; ranks that share one say how "
@@ -498,7 +391,7 @@ class Sessions:
         if run is not None and client.run == run.number and run.plan is not None and client.attached:
             return client, self._plan_for(client, run)
         shape = Shape(
-            hello.dp_degree, hello.group_readers, _digest(attach.checkpoint), tuple(sorted(attach.allow_changed))
+            hello.dp_degree, hello.group_readers, digest_of(attach.checkpoint), tuple(sorted(attach.allow_changed))
         )
         if run is None:
             self._run_numbers += 1
@@ -509,7 +402,7 @@ class Sessions:
             raise RunFailed(run.failed)
         used_up = run.places.get(hello.dp_group_id, 0) >= run.shape.group_readers
         if used_up and statement is None and client.run != run.number:
-            names = _name(self._readers(run))
+            names = listed(self._readers(run))
             return _Wait(
                 f"the run before to end: {names}",
                 SAME_JOB_SECONDS,
@@ -518,9 +411,9 @@ class Sessions:
                     f"others still read: {names}. A new run starts once all of them have closed."
                 ),
             )
-        _check_shape(client, shape, run)
+        check_shape(client, shape, run)
         if statement is not None:
-            _check_origin(client, statement, run)
+            check_origin(client, statement, run)
             if statement.delivered > client.delivered:
                 del run.deaths[:-1]
             client.delivered, client.back = max(client.delivered, statement.delivered), True
@@ -634,69 +527,8 @@ def _check_hello(hello: Hello) -> None:
         )
 
 
-def _check_shape(client: Client, shape: Shape, run: Run) -> None:
-    first = run.first
-    if shape.checkpoint != run.shape.checkpoint or shape.allow_changed != run.shape.allow_changed:
-        raise CheckpointMismatch(
-            f"{client} and {first} of one run bring different checkpoints: {_brought(shape)} and {_brought(run.shape)}."
-            " Load the same checkpoint on every rank, with the same allow_changed."
-        )
-    for name, here, there in (
-        ("dp_degree", shape.dp_degree, run.shape.dp_degree),
-        ("group_readers", shape.group_readers, run.shape.group_readers),
-    ):
-        if here != there:
-            raise TopologyError(
-                f"{client} and {first} of one run contradict each other: {name}={here} and {name}={there}. "
-                "All ranks must say the same."
-            )
-
-
 def _is_of(request: Hello | Attach, client: int) -> bool:
     return isinstance(request, Attach) and request.client == client
-
-
-def _check_origin(client: Client, statement: Statement, run: Run) -> None:
-    """Ranks that go on together must have been in one run."""
-    known = _origin(run.plan) if run.plan is not None else checkpoint_from_text(run.origin) if run.resumed else None
-    if known is None or _key(known) == _key(statement.origin):
-        return
-    differ = [name for name, value in statement.origin.identity.items() if known.identity.get(name) != value]
-    what = f"their identities differ in {', '.join(differ)}" if differ else "they began at different places"
-    raise CheckpointMismatch(
-        f"{client} comes back to the run of {run.first}, but it was in another one: {what}. Was the recipe or its data "
-        "changed under the run? Start the job again from its last checkpoint."
-    )
-
-
-def _origin(plan: Attached) -> Checkpoint:
-    """The state that a run began from."""
-    return Checkpoint(json.loads(plan.identity), plan.epoch, plan.frontiers())
-
-
-def _brought(shape: Shape) -> str:
-    text = shape.checkpoint[:12] or "none"
-    return text + (f" with allow_changed={list(shape.allow_changed)}" if shape.allow_changed else "")
-
-
-def _digest(text: str) -> str:
-    """A checkpoint's digest, empty for none. States of one round that name different windows resume to the same."""
-    if not text:
-        return ""
-    return _key(checkpoint_from_text(text))
-
-
-def _key(checkpoint: Checkpoint) -> str:
-    records = {lane: frontier.records for lane, frontier in checkpoint.lanes.items()}
-    try:
-        canonical = json.dumps([checkpoint.identity, checkpoint.epoch, sorted(records.items())], sort_keys=True)
-    except RecursionError as error:
-        raise CheckpointError("malformed checkpoint: its identity is nested too deeply") from error
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def _name(clients: Iterable[Client]) -> str:
-    return ", ".join(str(client) for client in clients)
 
 
 def _refused(error: ZephonError) -> Refused:

@@ -26,20 +26,15 @@ from zephon.transport.protocol import (
     Welcome,
 )  # fmt: skip
 from zephon.transport.statement import Statement
+from zephon_daemon.orders import Answer, Forget, HandOver, HangUp, Start, ToEngine
 from zephon_daemon.sessions import (
     COME_BACK_SECONDS,
     ENGINE_DEATHS,
     JOIN_SECONDS,
     OTHER_JOB_SECONDS,
     SAME_JOB_SECONDS,
-    Answer,
-    Forget,
-    HandOver,
-    HangUp,
     Sessions,
-    Start,
-    ToEngine,
-)  # fmt: skip
+)
 
 LANES = 4
 

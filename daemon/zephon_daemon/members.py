@@ -1,0 +1,143 @@
+"""The clients and runs of a session, and what ranks of one run must agree on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from zephon.errors import CheckpointError, CheckpointMismatch, TopologyError
+from zephon.frontiers import Checkpoint, checkpoint_from_text
+from zephon.transport.protocol import Attached, Hello
+from zephon.transport.statement import Statement
+
+
+class Shape(NamedTuple):
+    """What all clients of a run must agree on."""
+
+    dp_degree: int
+    group_readers: int
+    checkpoint: str
+    allow_changed: tuple[str, ...]
+
+
+@dataclass
+class Client:
+    """One connection of one rank."""
+
+    number: int
+    token: bytes
+    hello: Hello
+    since: float
+    pid: int
+    joined: bool = False
+    handed_over: bool = False
+    run: int | None = None
+    """Its run, once it has been attached to one."""
+    attached: bool = False
+    """Whether it is attached in this engine's life."""
+    lost: bool = False
+    """Whether the engine that it was attached to has died: its data connection is dead, and it must come back."""
+    back: bool = False
+    """Whether it has said, since an engine died, how far it is."""
+    statement: str = ""
+    delivered: tuple[int, int] = (0, 0)
+    """What it had delivered when it last said so."""
+
+    def __str__(self) -> str:
+        return f"process {self.pid} (group {self.hello.dp_group_id})"
+
+
+@dataclass
+class Run:
+    """A pipeline's run. `plan` is None until the engine has resolved it; `started`, whether the engine was told of it.
+
+    `origin` is the state that it begins from (JSON, empty for none), `resumed` whether it was running before.
+    """
+
+    number: int
+    pipeline: str
+    shape: Shape
+    first: Client
+    origin: str
+    resumed: bool = False
+    started: bool = False
+    plan: Attached | None = None
+    strategy: str = ""
+    places: dict[int, int] = field(default_factory=dict)
+    """How many readers of each group have ever attached."""
+    gone: dict[int, int] = field(default_factory=dict)
+    """How many of them have left."""
+    deaths: list[str] = field(default_factory=list)
+    """How engines died under it since a batch was delivered."""
+    failed: str = ""
+    """Why it cannot go on."""
+
+    def expected(self, group: int) -> int:
+        """Readers of a group that are here or will be."""
+        return max(1, self.shape.group_readers - self.gone.get(group, 0))
+
+
+def check_shape(client: Client, shape: Shape, run: Run) -> None:
+    """Refuse who brings another shape than the run has, both named."""
+    first = run.first
+    if shape.checkpoint != run.shape.checkpoint or shape.allow_changed != run.shape.allow_changed:
+        raise CheckpointMismatch(
+            f"{client} and {first} of one run bring different checkpoints: {_brought(shape)} and {_brought(run.shape)}."
+            " Load the same checkpoint on every rank, with the same allow_changed."
+        )
+    for name, here, there in (
+        ("dp_degree", shape.dp_degree, run.shape.dp_degree),
+        ("group_readers", shape.group_readers, run.shape.group_readers),
+    ):
+        if here != there:
+            raise TopologyError(
+                f"{client} and {first} of one run contradict each other: {name}={here} and {name}={there}. "
+                "All ranks must say the same."
+            )
+
+
+def check_origin(client: Client, statement: Statement, run: Run) -> None:
+    """Ranks that go on together must have been in one run."""
+    known = origin_of(run.plan) if run.plan is not None else checkpoint_from_text(run.origin) if run.resumed else None
+    if known is None or _key(known) == _key(statement.origin):
+        return
+    differ = [name for name, value in statement.origin.identity.items() if known.identity.get(name) != value]
+    what = f"their identities differ in {', '.join(differ)}" if differ else "they began at different places"
+    raise CheckpointMismatch(
+        f"{client} comes back to the run of {run.first}, but it was in another one: {what}. Was the recipe or its data "
+        "changed under the run? Start the job again from its last checkpoint."
+    )
+
+
+def origin_of(plan: Attached) -> Checkpoint:
+    """The state that a run began from."""
+    return Checkpoint(json.loads(plan.identity), plan.epoch, plan.frontiers())
+
+
+def _brought(shape: Shape) -> str:
+    text = shape.checkpoint[:12] or "none"
+    return text + (f" with allow_changed={list(shape.allow_changed)}" if shape.allow_changed else "")
+
+
+def digest_of(text: str) -> str:
+    """A checkpoint's digest, empty for none. States of one round that name different windows resume to the same."""
+    if not text:
+        return ""
+    return _key(checkpoint_from_text(text))
+
+
+def _key(checkpoint: Checkpoint) -> str:
+    records = {lane: frontier.records for lane, frontier in checkpoint.lanes.items()}
+    try:
+        canonical = json.dumps([checkpoint.identity, checkpoint.epoch, sorted(records.items())], sort_keys=True)
+    except RecursionError as error:
+        raise CheckpointError("malformed checkpoint: its identity is nested too deeply") from error
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def listed(clients: Iterable[Client]) -> str:
+    """Clients by name, for an error."""
+    return ", ".join(str(client) for client in clients)
