@@ -37,6 +37,13 @@ LONGEST_PIECE = 2**47
 LONGEST_DENOMINATOR = 2**256
 """Shares of many unlike sums have a huge common denominator; beyond this they are rounded to 2**-48."""
 
+FINE_TIMELINE = 256
+"""Up to so many weights a timeline is noted an eighth before and after each change as well: there a count may have to
+be off by nearly a sample, and in between it need not.
+"""
+AFTER_LAST = 1024
+"""Samples after the last change at which counts are settled once more, for all that follows."""
+
 TOLERANCES = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
 Timeline = Sequence[tuple[Fraction, Sequence[Fraction]]]
@@ -64,7 +71,7 @@ def ideal_course(timeline: Timeline, limits: Sequence[int | None], end: int | No
 
     `limits` are the samples that a component has at most, None for no limit. Raises NothingToDraw.
     """
-    walk, common = _Walk(len(limits)), 1
+    walk, common = _Walk(len(limits), finely=len(timeline) <= FINE_TIMELINE), 1
     bounds = [time for time, _ in timeline[1:]]
     last: Fraction | None = None if end is None else Fraction(end)
     for (_, weights), until in zip(timeline, [*bounds, last], strict=True):
@@ -91,6 +98,8 @@ def ideal_course(timeline: Timeline, limits: Sequence[int | None], end: int | No
                     times.append(walk.time + (limit - walk.ideal[i]) / rates[i])
             if not times:
                 walk.whole(rates)
+                if len(walk.positions) > 1:
+                    walk.advance(rates, Fraction(walk.positions[-1] + AFTER_LAST))
                 return Course(walk.positions, walk.ideals, rates)
             walk.advance(rates, min(times))
     return Course(walk.positions, walk.ideals, None)
@@ -99,7 +108,8 @@ def ideal_course(timeline: Timeline, limits: Sequence[int | None], end: int | No
 class _Walk:
     """Where the ideals stand, and what they were at whole positions around each change."""
 
-    def __init__(self, components: int) -> None:
+    def __init__(self, components: int, finely: bool) -> None:
+        self.finely = finely
         self.time = Fraction(0)
         self.ideal = [Fraction(0)] * components
         self.positions, self.ideals = [0], [list(self.ideal)]
@@ -108,8 +118,12 @@ class _Walk:
         """Go on to `until`; the first and the last whole position on the way are noted."""
         if math.ceil(self.time) <= until:
             self.whole(rates)
-        while math.floor(until) > self.positions[-1]:
-            self._note(min(math.floor(until), self.positions[-1] + LONGEST_PIECE), rates)
+        first, last = self.positions[-1], math.floor(until)
+        margin = (last - first) // 8
+        stops = [first + margin, last - margin, last] if self.finely and margin > 1 else [last]
+        for stop in stops:
+            while stop > self.positions[-1]:
+                self._note(min(stop, self.positions[-1] + LONGEST_PIECE), rates)
         self.ideal = self._at(until, rates)
         self.time = until
 
