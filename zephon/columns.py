@@ -481,8 +481,10 @@ class Block:
         return Block(fields, np.concatenate(parts), np.concatenate(offsets))
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """One plain dict a record; a field that a record lacks is left out."""
-        columns = {name: column.to_list() for name, column in self.fields.items() if not name.startswith(HIDDEN)}
+        """One plain dict a record; a field that a record lacks is left out. Fields stand in the order of their names,
+        since their order in a block depends on which records lie together in it.
+        """
+        columns = {name: self.fields[name].to_list() for name in sorted(self.fields) if not name.startswith(HIDDEN)}
         rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
         if any(isinstance(c, Objects) for c in self.fields.values()):
             rows = [{k: v for k, v in row.items() if v is not MISSING} for row in rows]

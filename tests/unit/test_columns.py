@@ -221,3 +221,9 @@ def test_text_and_bytes_are_sequences_that_compare_with_lists() -> None:
     assert Bytes(*joined([b"a"])) != [b"b"]
     with pytest.raises(IndexError, match="record 3 of 3"):
         text[3]
+
+
+def test_the_order_of_fields_in_a_row_does_not_depend_on_the_records_beside_it():
+    rows = [{"b": 1, "a": 2}, {"a": 3, "c": 4, "b": 5}]
+    together, alone = Block.from_rows(rows, samples_of(2)), Block.from_rows(rows[1:], samples_of(1))
+    assert list(together.to_rows()[1]) == list(alone.to_rows()[0]) == ["a", "b", "c"]
