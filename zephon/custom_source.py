@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +93,7 @@ class WorkSource(ABC):
 
 
 class CustomSource:
-    """What a plan holds of a user's source. Pickled for workers, which only read, it leaves the user's object behind.
+    """What a plan holds of a user's source.
 
     Raises SettingError for an object that cannot be a work source.
     """
@@ -118,8 +119,11 @@ class CustomSource:
         self.endless = bool(user.endless)
         self._described: dict[str, Any] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_user": None, "_described": None}
+    def for_reading(self) -> CustomSource:
+        """The datasets without the user's object, for workers: they are never asked for a chunk."""
+        bare = copy(self)
+        bare._user = bare._described = None
+        return bare
 
     def describe(self) -> dict[str, Any]:
         """What identifies the source: its code, and its settings or else the state of the object as it was first seen.
