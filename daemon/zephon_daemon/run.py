@@ -21,17 +21,17 @@ from typing import Any
 
 from zephon.errors import ProtocolError
 from zephon.frontiers import Checkpoint, Frontier
-from zephon.lanes import batch_end, batch_round, is_spent, owned_lanes, released_rounds
+from zephon.lanes import batch_end, batch_round, owned_lanes
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.transport.layout import Layout, measure
-from zephon.transport.protocol import Announced, BatchReady, LaneTotal, ReadersLeft, Released
+from zephon.transport.protocol import Announced, BatchReady, LaneTotal, ReadersLeft
 from zephon.transport.rings import RingWriter, Slot, ring_shape
 from zephon.transport.statement import EPOCHS_STATED, Statement
 from zephon.windows import Outcome, Task, samples_a_task
+from zephon_daemon.gates import ENDLESS, Gate, Gates
 from zephon_daemon.scheduler import CREDITS
 
-ENDLESS = 2**62
 ANNOUNCEMENTS_KEPT = 64
 SIDE_BY_SIDE = 2
 """Tasks of one lane in work at once while its ring runs empty."""
@@ -133,18 +133,6 @@ class Lane:
         return self.ring is None or 2 * self.ring.in_flight <= self.ring.generation.slots
 
 
-@dataclass
-class Gate:
-    """Which rounds of an epoch have been released to a set of lanes. `stated`: by an engine before this one."""
-
-    most: int
-    rounds: int = -ENDLESS
-    final: bool = False
-    stated: Released | None = None
-    produced: dict[int, int] = field(default_factory=dict)
-    ended: set[int] = field(default_factory=set)
-
-
 class Run:
     """A pipeline's run under one topology. `groups` are those known to come; others are added when they join."""
 
@@ -168,9 +156,9 @@ class Run:
         self.expected: dict[int, int] = {}
         self.lanes: dict[int, Lane] = {}
         self.records_made, self.tasks_pushed = 0, 0
-        self._gates: dict[tuple[int, int], Gate] = {}
         self._totals: dict[tuple[int, int], LaneTotal] = {}
         self._unplaced: set[int] = set()
+        self._gates = Gates(plan, self.starts, self.first_epoch, self.owned)
         self._wanted_epoch = self.first_epoch
         for group in groups:
             self._start_group(group)
@@ -211,12 +199,12 @@ class Run:
         reader.epoch, reader.rounds = epoch, reader.rounds if resumes else 0
         self._wanted_epoch = max(self._wanted_epoch, epoch)
         out: list[Instruction] = []
-        gate = self._gate(epoch, reader.group)
-        self._open(gate, epoch)
+        gate = self._gates.of(epoch, reader.group)
+        self._gates.open(gate, epoch)
         for lane in list(self.lanes.values()):
             out += self._advance(lane)
-        gate = self._gate(epoch, reader.group)
-        out.append(Tell(client, self._released(epoch, gate)))
+        gate = self._gates.of(epoch, reader.group)
+        out.append(Tell(client, self._gates.released(epoch, gate)))
         return out
 
     def leave(self, client: int) -> list[Instruction]:
@@ -353,7 +341,7 @@ class Run:
         if epoch < self.first_epoch:
             return 0, None
         slowest = min((r for r in self.readers.values() if r.epoch == epoch), key=lambda r: r.rounds)
-        gate = self._gate(epoch, slowest.group)
+        gate = self._gates.of(epoch, slowest.group)
         return slowest.rounds, gate.rounds if gate.final else None
 
     def missing_readers(self, group: int) -> int:
@@ -412,7 +400,7 @@ class Run:
         """Take in what an engine before this one said to a reader."""
         out: list[Instruction] = []
         for total in statement.totals:
-            gate = self._gate(total.epoch, group)
+            gate = self._gates.of(total.epoch, group)
             if total.lane in gate.produced:
                 gate.produced[total.lane] = max(gate.produced[total.lane], total.records)
                 gate.ended.add(total.lane)
@@ -420,13 +408,13 @@ class Run:
         epochs = {total.epoch for total in statement.totals} | {released.epoch for released in statement.released}
         said = {released.epoch: released for released in statement.released}
         for epoch in epochs:
-            gate = self._gate(epoch, group)
+            gate = self._gates.of(epoch, group)
             before = gate.rounds, gate.final
             told = said.get(epoch)
             if told is not None:
                 gate.rounds, gate.final = max(gate.rounds, told.rounds), gate.final or told.final
                 gate.stated = told if told.final else gate.stated
-            self._open(gate, epoch)
+            self._gates.open(gate, epoch)
             if before != (gate.rounds, gate.final):
                 out += self._tell_released(gate, epoch)
                 for lane in list(self.lanes.values()):
@@ -458,7 +446,7 @@ class Run:
         here = [reader for reader in self.readers.values() if reader.group == lane.group]
         if here and lane.group not in self._unplaced and all(reader.epoch > lane.epoch for reader in here):
             return True
-        gate = self._gate(lane.epoch, lane.group)
+        gate = self._gates.of(lane.epoch, lane.group)
         return gate.final and self._round(lane) > gate.rounds
 
     def _announce(self, lane: Lane) -> Iterator[Instruction]:
@@ -485,12 +473,12 @@ class Run:
 
     def _release(self, lane: Lane) -> list[Instruction]:
         """Bring the gate of the lane's epoch up to date; tell its readers if rounds were released."""
-        gate = self._gate(lane.epoch, lane.group)
+        gate = self._gates.of(lane.epoch, lane.group)
         gate.produced[lane.number] = max(gate.produced.get(lane.number, 0), lane.producer.stream.produced)
         if lane.producer.ended:
             gate.ended.add(lane.number)
         before = gate.rounds, gate.final
-        self._open(gate, lane.epoch)
+        self._gates.open(gate, lane.epoch)
         if before == (gate.rounds, gate.final):
             return []
         out = self._tell_released(gate, lane.epoch)
@@ -502,56 +490,16 @@ class Run:
 
     def _tell_released(self, gate: Gate, epoch: int) -> list[Instruction]:
         scope = set(gate.produced)
-        message = self._released(epoch, gate)
+        message = self._gates.released(epoch, gate)
         return [
             Tell(r.client, message)
             for r in self.readers.values()
             if r.epoch == epoch and not scope.isdisjoint(self.owned[r.group])
         ]
 
-    def _gate(self, epoch: int, group: int) -> Gate:
-        """The gate of an epoch: of all lanes, or of the group's own where ends need not be even."""
-        key = (epoch, -1 if self.plan.settings.even_ends else group)
-        gate = self._gates.get(key)
-        if gate is None:
-            numbers = range(self.plan.lanes) if key[1] < 0 else self.owned[group]
-            first = epoch == self.first_epoch
-            begins = {n: self.starts[n].records if first else 0 for n in numbers}
-            gate = Gate(max(f.records for f in self.starts.values()) if first else 0, produced=begins)
-            totals = self.plan.lane_totals(epoch)
-            if totals is not None:
-                gate.produced = {n: totals[n] for n in numbers}
-                gate.ended = set(numbers)
-            self._gates[key] = gate
-            for old in [k for k in self._gates if k[0] <= epoch - EPOCHS_STATED]:
-                del self._gates[old]
-        return gate
-
-    def _open(self, gate: Gate, epoch: int) -> None:
-        if self.plan.ends(epoch) is False:
-            gate.rounds = ENDLESS
-            return
-        if not any(gate.produced.values()) and len(gate.ended) < len(gate.produced):
-            return  # while no lane has a record, an end would hide that none comes through
-        rounds, final = released_rounds(
-            gate.produced, gate.ended, gate.most, self.plan.microbatch_size, self.plan.settings.drop_last
-        )
-        gate.rounds, gate.final = max(gate.rounds, rounds), gate.final or final
-
-    def _released(self, epoch: int, gate: Gate) -> Released:
-        if gate.stated is not None:  # of lanes that have not been produced anew nothing is known but what was said
-            return Released(epoch, gate.rounds, gate.final, gate.stated.spent)
-        starts = {lane: self.starts[lane].records for lane in gate.produced}
-        spent = (
-            gate.final
-            and epoch == self.first_epoch
-            and is_spent(starts, gate.produced, gate.most, gate.rounds, self.plan.microbatch_size)
-        )
-        return Released(epoch, gate.rounds, gate.final, spent)
-
     def _round(self, lane: Lane) -> int:
         """The round that the lane's next batch belongs to."""
-        most, size = self._gate(lane.epoch, lane.group).most, self.plan.microbatch_size
+        most, size = self._gates.of(lane.epoch, lane.group).most, self.plan.microbatch_size
         return batch_round(batch_end(lane.stands, most, size), most, size)
 
     def _write(self, lane: Lane) -> list[Instruction]:
@@ -559,7 +507,7 @@ class Run:
         if lane.group in self._unplaced or not any(r.group == lane.group for r in self.readers.values()):
             return []
         out: list[Instruction] = []
-        gate, stream = self._gate(lane.epoch, lane.group), lane.producer.stream
+        gate, stream = self._gates.of(lane.epoch, lane.group), lane.producer.stream
         while lane.ring is None or lane.ring.free:
             until = batch_end(lane.stands, gate.most, self.plan.microbatch_size)
             readers = self._audience(lane, until)
@@ -625,7 +573,7 @@ class Run:
 
     def _holding_back(self, lane: Lane) -> str | None:
         """Whether readers wait for other groups' lanes rather than train."""
-        gate = self._gate(lane.epoch, lane.group)
+        gate = self._gates.of(lane.epoch, lane.group)
         if gate.final or gate.rounds == ENDLESS:
             return None
         slow = min(gate.produced, key=lambda n: gate.produced[n])
