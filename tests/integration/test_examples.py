@@ -84,3 +84,24 @@ def test_the_example_of_a_curriculum_tells_its_tenths_and_is_the_same_on_any_num
     with zephon(folder, "verify", "curriculum.py", "--dp", "4,2,1", "--steps", "6", cwd=folder) as verifying:
         assert verifying.end() == 0, verifying.errors
     assert "every global step is the same" in verifying.output
+
+
+def test_the_example_of_packing_keeps_datasets_apart_and_the_mixture_and_is_the_same_on_any_number_of_groups(
+    runtime_folder: Path,
+) -> None:
+    folder = runtime_folder / "examples"
+    shutil.copytree(EXAMPLES, folder, ignore=shutil.ignore_patterns("data", "saved", "__pycache__"))
+    with python(folder, "import runpy; runpy.run_path('make_data.py', run_name='__main__')", cwd=folder) as making:
+        assert making.end() == 0, making.errors
+    with python(folder, "import runpy; runpy.run_path('packing.py', run_name='__main__')", cwd=folder) as telling:
+        assert telling.end() == 0, telling.errors
+    lines = [line.split() for line in telling.output.splitlines()]
+    full = {line[0].strip(":"): float(line[3].strip("%")) for line in lines if "sequences," in line}
+    assert set(full) == {"wrap", "best_fit_wrap", "best_fit", "first_fit"}
+    assert all(share > 97 for share in full.values())
+    code = [line[4:] for line in lines if line[:2] == ["code", "in"]]
+    assert len(code) == 2
+    assert {count for lane in code for count in lane[:-1]} <= {"3", "4", "5"}
+    with zephon(folder, "verify", "packing.py", "--dp", "2,1", "--steps", "4", cwd=folder) as verifying:
+        assert verifying.end() == 0, verifying.errors
+    assert "every global step is the same" in verifying.output
