@@ -404,6 +404,20 @@ def test_case_F11_positions_restart_at_each_boundary_and_none_is_empty() -> None
     assert [row["sequence_length"] for row in rows] == [17, 17, 14]
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_case_F11_boundaries_for_training_increase_strictly_from_0_to_the_sequences_length(algorithm: str) -> None:
+    docs = [[number + 1] * size for number, size in enumerate([16, 8, 8, 1, 15])]
+    out = canonical(run(PackFlat(17, algorithm=algorithm).accumulator(KEY), [block_of(docs)]))
+    for record in range(len(out)):
+        made = to_training(
+            out.slice(record, record + 1).copy(), output="numpy", return_labels=True, return_cu_seqlens=True
+        )
+        bounds = made["cu_seqlens"]
+        assert (bounds[0], bounds[-1]) == (0, 16)
+        assert (np.diff(bounds) > 0).all()
+        assert set(np.flatnonzero(made["positions"][0] == 0)) == set(bounds[:-1].tolist())
+
+
 def test_positions_can_be_left_out_and_padding_has_its_own_token() -> None:
     rows, _ = packed([[1, 2]], max_length=4, emit_positions=False, pad_token_id=9)
     assert rows == [{"input_ids": [1, 2, 9, 9], "sequence_length": 2}]
