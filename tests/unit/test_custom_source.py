@@ -9,7 +9,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.corpora import COUNT
@@ -44,7 +44,7 @@ def own_recipes(draw: st.DrawFn) -> OwnRecipe:
         source=draw(st.sampled_from(sorted(SOURCES))),
         chunks=draw(st.integers(1, 14)),
         seed=draw(st.integers(0, 3)),
-        steps=draw(st.sampled_from(STEP_LISTS)),
+        steps=draw(st.sampled_from([steps for steps in STEP_LISTS if "mixture" not in steps])),  # it has none to keep
         lanes=draw(st.sampled_from([1, 2, 3, 4, 8])),
         flush_every=draw(st.integers(1, 4)),
         drop_last=draw(st.booleans()),
@@ -53,8 +53,11 @@ def own_recipes(draw: st.DrawFn) -> OwnRecipe:
 
 
 def lanes_of(recipe: OwnRecipe, epoch: int = 0) -> dict[int, Block]:
+    """The reference's lanes. One has a record at least: an epoch without any is an error."""
     plan = recipe.plan()
-    return {lane: reference(plan, lane, epoch) for lane in range(plan.lanes)}
+    lanes = {lane: reference(plan, lane, epoch) for lane in range(plan.lanes)}
+    assume(any(map(len, lanes.values())))
+    return lanes
 
 
 def assert_lanes(parts: dict[int, list[Block]], lanes: dict[int, Block], ends: dict[int, int]) -> None:
@@ -286,6 +289,12 @@ def test_a_workers_copy_of_a_plan_leaves_the_users_source_behind():
     plan = Pipeline(Heavy([CHUNK])).batch(1).options(canonical_replicas=1).plan()
     front = cloudpickle.loads(cloudpickle.dumps(Front(plan)))
     assert front.plan.dataset_names == tuple(ROWS)
+
+
+def test_a_pipeline_that_was_pickled_whole_runs_with_its_source():
+    pipeline = OwnRecipe().pipeline()
+    again = cloudpickle.loads(cloudpickle.dumps(pipeline))
+    assert [batch.digest for batch in again] == [batch.digest for batch in pipeline]
 
 
 def test_a_checkpoint_of_another_source_is_refused_unless_that_is_allowed():
