@@ -2,7 +2,6 @@
 """
 from __future__ import annotations
 
-import itertools
 import warnings
 from typing import Any
 
@@ -24,8 +23,6 @@ from tests.unit.small_recipes import examples
 from zephon.errors import RunFailed
 from zephon.testing import assert_resumes_exactly
 from zephon.toml_recipe import step_names
-
-PAIRS = [(one, other) for one, other in itertools.product(NAMES, NAMES) if completed([one, other]) is not None]
 
 
 @pytest.fixture(autouse=True)
@@ -57,14 +54,6 @@ def test_every_operator_alone_resumes_exactly(name: str, data: st.DataObject) ->
 @given(st.data())
 def test_every_ordered_pair_of_operators_resumes_exactly_in_a_chain(names: list[str], data: st.DataObject) -> None:
     resumes(data.draw(chains(names)), batches=4, follow=2, rows=(60, 42))
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize(("one", "other"), PAIRS)
-@examples(1)
-@given(st.data())
-def test_every_ordered_pair_of_operators_resumes_exactly(one: str, other: str, data: st.DataObject) -> None:
-    resumes(data.draw(chains(completed([one, other]))))
 
 
 @examples(15)

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.small_recipes import STEP_LISTS, Recipe
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.columns import Block, Fixed, column_of
-from zephon.errors import SettingError
+from zephon.errors import RunFailed, SettingError
 from zephon.ops.base import Accumulator, Stateful, Stateless, WindowKey
 from zephon.testing import assert_resumes_exactly
 
@@ -143,8 +143,10 @@ def test_state_that_outlives_its_window_is_found():
 
 
 def test_a_pipeline_that_delivers_nothing_is_an_error():
-    with pytest.raises(AssertionError, match="delivers no batch"):
+    with pytest.raises(RunFailed, match="0 of 200 records passed map_transform"):
         assert_resumes_exactly(pipeline_with(lambda row: None))
+    with pytest.raises(AssertionError, match="delivers no batch"):
+        assert_resumes_exactly(Recipe(rows=(24,), lanes=8).pipeline(microbatch_size=4))
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ MISTAKES = [
     ("field = ", 'field = "text"', None, "Invalid value"),
     ('field = "text"\nfield = "id"', 'field = "text"', +1, "Cannot overwrite a value"),
     ("[tokenise]", "[tokenize]", 0, r"no table is called \[tokenise\]; did you mean \[tokenize\]\?"),
-    ("[zzz]", "[decode_text]", 0, r"no table is called \[zzz\]; there are sources, work_source, batch"),
+    ("[zzz]", "[decode_text]", 0, r"no table is called \[zzz\]; there are sources, work_source, .*batch"),
     ("[mixture]", "[decode_text]", 0, r"mixture does not stand here: .*`weight` of each of \[\[sources\]\]"),
     ("seed = 3", "# a comment", 0, r"into \[work_source\]"),
     ("runner = 3", "# a comment", 0, r"into \[options\]"),
