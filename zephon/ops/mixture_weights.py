@@ -21,6 +21,7 @@ from zephon.ops.token_fields import AUTO, SAMPLE_TOKENS
 
 FloatArray = npt.NDArray[np.float64]
 SAMPLES, TOKENS = "samples", "tokens"
+_LARGEST = 2.0**62
 WeightBy = str | Callable[[dict[str, Any]], float]
 """`SAMPLES`, `TOKENS` (samples where a record has no tokens), a field with a "field:" before it, or a function."""
 
@@ -78,42 +79,18 @@ def _weights(block: Block, by: WeightBy, operator: Operator, faults: Faults) -> 
 
 
 def _tokens(block: Block, samples: FloatArray) -> FloatArray:
-    """The tokens of each record, or its samples where it has none."""
+    """The tokens of each record, by the first field that it has of them, or its samples where it has none."""
+    found = np.full(len(block), np.nan)
     for name in ("sequence_length", *AUTO):
-        column = block.fields.get(name)
-        if column is None:
-            continue
-        if name == "sequence_length":
-            if isinstance(column, Fixed) and column.values.ndim == 1 and column.values.dtype.kind in "iu":
-                return column.values.astype(np.float64)
-            continue
-        lengths = _lengths(column)
-        if lengths is not None:
-            return np.where(np.isnan(lengths), samples, lengths)
-    return samples
-
-
-def _lengths(column: Column) -> FloatArray | None:
-    """How long each value is; nan for one that has no length. None if none has."""
-    if isinstance(column, Ragged):
-        return column.lengths.astype(np.float64)
-    if isinstance(column, Fixed):
-        return np.full(len(column), float(column.values.shape[1])) if column.values.ndim > 1 else None
-    values = column.to_list()
-    return np.array([len(v) if hasattr(v, "__len__") else np.nan for v in values], np.float64)
+        if name in block.fields:
+            found = np.where(np.isnan(found), _amounts(block.fields[name], numbers=name not in AUTO), found)
+    return np.where(np.isnan(found), samples, found)
 
 
 def _of_field(block: Block, field: str, operator: Operator, faults: Faults) -> FloatArray:
-    """A field's number, or the length of its value."""
+    """A field's number, or the length of its value; nan for a record that has neither, which is a bad one."""
     column = block.fields.get(field)
-    if isinstance(column, Fixed) and column.values.ndim == 1 and column.values.dtype.kind in "iuf":
-        found = column.values.astype(np.float64)
-        found[~(np.isfinite(found) & (found >= 0))] = np.nan
-    elif isinstance(column, (Ragged, Fixed)) and (lengths := _lengths(column)) is not None:
-        return lengths
-    else:
-        values = [MISSING] * len(block) if column is None else column.to_list()
-        found = np.array([_number(value) for value in values], np.float64)
+    found = np.full(len(block), np.nan) if column is None else _amounts(column, numbers=True)
     for record in np.flatnonzero(np.isnan(found)).tolist():
         value = MISSING if column is None else column.slice(record, record + 1).to_list()[0]
         if value is MISSING:
@@ -124,7 +101,19 @@ def _of_field(block: Block, field: str, operator: Operator, faults: Faults) -> F
     return found
 
 
-def _number(value: Any) -> float:
+def _amounts(column: Column, *, numbers: bool) -> FloatArray:
+    """How long each value is, or with `numbers` what number it is; nan for one that is neither."""
+    if isinstance(column, Ragged):
+        return column.lengths.astype(np.float64)
+    if isinstance(column, Fixed) and column.values.ndim > 1:
+        return np.full(len(column), float(column.values.shape[1]))
+    if isinstance(column, Fixed) and column.values.dtype.kind in "iuf" and numbers:
+        found = column.values.astype(np.float64)
+        return np.where((found >= 0) & (found < _LARGEST), found, np.nan)
+    return np.array([_amount(value, numbers) for value in column.to_list()], np.float64)
+
+
+def _amount(value: Any, numbers: bool) -> float:
     if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
-        return float(value) if 0 <= value < 2**62 else np.nan
+        return float(value) if numbers and 0 <= value < _LARGEST else np.nan
     return float(len(value)) if hasattr(value, "__len__") else np.nan

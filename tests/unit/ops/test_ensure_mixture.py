@@ -16,6 +16,7 @@ from zephon.columns import Block, Column, Fixed, Objects, Ragged
 from zephon.errors import RecordError, SettingError
 from zephon.ops.base import Faults
 from zephon.ops.ensure_mixture import EnsureMixture
+from zephon.ops.mixture_weights import TOKENS, weighed
 from zephon.ops.token_fields import SAMPLE_TOKENS
 from zephon.windows import run_window
 
@@ -206,6 +207,16 @@ def test_lists_and_objects_count_by_their_length_and_records_without_tokens_as_o
     operator = EnsureMixture(mixture={"0": 1}, max_buffer_size=None)
     accumulator = operator.accumulator(KEY)
     assert len(run(accumulator, [block])) == 3
+
+
+def test_each_record_is_weighed_by_the_token_field_that_it_has_whatever_others_have() -> None:
+    rows = [{"tokens": [1] * 9}, {"input_ids": [1]}, {"tokens": [1] * 3, "input_ids": [1, 2]}, {"text": "x"}] * 30
+    block = Block.from_rows(rows, np.array([(row % 2, 0, row) for row in range(len(rows))], np.int64))
+    by_tokens = [9.0, 1.0, 2.0, 1.0]
+    operator = EnsureMixture(mixture={"0": 1, "1": 1}, max_buffer_size=10)
+    for cut in ([block], [block.take(np.array([row])) for row in range(len(block))]):
+        weights = [charge for part in cut for charge in weighed(part, TOKENS, [1, 1], operator, Faults())[2]]
+        assert weights == by_tokens * 30
 
 
 def pipeline(weights: dict[str, int], **settings: Any) -> Pipeline:
