@@ -88,7 +88,7 @@ def _repeats(setting: str, value: Any) -> int:
 
 @dataclass(frozen=True)
 class Stretch:
-    """From `position` of the epoch on: a mixture as shares of samples. `course` takes the epoch's length."""
+    """From `position` of the epoch on: a mixture as weights of samples. `course` takes the epoch's length."""
 
     position: int
     course: Callable[[int | None], Timeline]
@@ -128,7 +128,7 @@ class _Epoch:
         if stretch.by_fractions:
             return self._of_known_length(stretch, limits)
         course = later(stretch.course(None), stretch.position)
-        drawn = [i for i in range(len(self.names)) if any(shares[i] for _, shares in course)]
+        drawn = [i for i in range(len(self.names)) if any(weights[i] for _, weights in course)]
         if len(course) == 1 and all(limits[i] is None for i in drawn):
             same: Apportioned = Proportions(integer_weights(course[0][1]))
             return same, self._total(same, drawn, had)
@@ -173,7 +173,7 @@ class _Epoch:
         """A schedule by fractions: its length first, from the rules, then its course."""
         assert not stretch.position, "a schedule by fractions begins with the epoch"
         unit = stretch.course(_UNIT)
-        drawn = [i for i in range(len(self.names)) if any(shares[i] for _, shares in unit)]
+        drawn = [i for i in range(len(self.names)) if any(weights[i] for _, weights in unit)]
         stop = [i for i in drawn if self.names[i] in self.rules.stop]
         if any(limits[i] is not None for i in drawn):
             if stop or any(limits[i] is None for i in drawn):
@@ -183,7 +183,8 @@ class _Epoch:
             return pieces, pieces.total
         if self.rules.passes is None and not stop:
             raise self._unknown_length('"stop" for a dataset, max_repeats for all, or stop_after_passes')
-        ideals = ideal_course(unit, [None] * len(self.names), _UNIT).ideals[-1]
+        end = ideal_course(unit, [None] * len(self.names), _UNIT)
+        ideals = [floor + Fraction(part) for floor, part in zip(end.floors[-1], end.parts[-1], strict=True)]
         if stop:
             longest = min(Fraction(self.rows[i]) * _UNIT / ideals[i] for i in stop)
             last = math.floor(longest) + 1

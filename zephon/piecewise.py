@@ -29,13 +29,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from zephon.proportions import I64, LARGEST_TOTAL, Apportioned, Proportions, integer_weights, pieces_of, rounded_shares
+from zephon.proportions import I64, Apportioned, Proportions, integer_weights, pieces_of, rounded_weights
 
 LONGEST_PIECE = 2**47
 """Samples; a tree takes weights that sum to twice as many."""
 
-LONGEST_DENOMINATOR = 2**256
-"""Shares of many unlike sums have a huge common denominator; beyond this they are rounded to 2**-48."""
+LONGEST_SCALE = 2**256
+"""Weights of many unlike sums have a huge common denominator; beyond this they are rounded to 2**-48 of their sum."""
 
 FINE_TIMELINE = 256
 """Up to so many weights a timeline is noted an eighth before and after each change as well: there a count may have to
@@ -46,7 +46,7 @@ AFTER_LAST = 1024
 
 TOLERANCES = (0.5, 0.55, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95)
 
-Timeline = Sequence[tuple[Fraction, Sequence[Fraction]]]
+Timeline = Sequence[tuple[Fraction, Sequence[int]]]
 """(time, the weight of each component from then on), in order, the first at 0. Times are positions, whole or not."""
 
 
@@ -59,11 +59,12 @@ class NothingToDraw(ValueError):
 
 
 class Course(NamedTuple):
-    """Every component's ideal at the positions where something changes."""
+    """Every component's ideal at the positions where something changes: a whole number and a part of one."""
 
     positions: list[int]  # ascending, from 0
-    ideals: list[list[Fraction]]  # one list for each position
-    after: list[Fraction] | None  # the weights after the last position; None if it is the end
+    floors: list[list[int]]  # one list for each position
+    parts: list[list[float]]
+    after: list[int] | None  # the weights after the last position; None if it is the end
 
 
 def ideal_course(timeline: Timeline, limits: Sequence[int | None], end: int | None = None) -> Course:
@@ -71,74 +72,97 @@ def ideal_course(timeline: Timeline, limits: Sequence[int | None], end: int | No
 
     `limits` are the samples that a component has at most, None for no limit. Raises NothingToDraw.
     """
-    walk, common = _Walk(len(limits), finely=len(timeline) <= FINE_TIMELINE), 1
+    walk = _Walk(len(limits), finely=len(timeline) <= FINE_TIMELINE)
     bounds = [time for time, _ in timeline[1:]]
     last: Fraction | None = None if end is None else Fraction(end)
-    for (_, weights), until in zip(timeline, [*bounds, last], strict=True):
+    for (_, given), until in zip(timeline, [*bounds, last], strict=True):
         if last is not None and (until is None or until > last):
             until = last
         while until is None or walk.time < until:
-            alive = [i for i, limit in enumerate(limits) if limit is None or walk.ideal[i] < limit]
-            drawn = {i for i in alive if weights[i]}
+            alive = [i for i, limit in enumerate(limits) if limit is None or walk.below(i, limit)]
+            drawn = {i for i in alive if given[i]}
             if not drawn:
                 left = [i for i in alive if any(others[i] for _, others in timeline)]
                 if left:
                     raise NothingToDraw(walk.time, left)
-                return Course(walk.positions, walk.ideals, None)
-            total = sum(weights[i] for i in drawn)
-            rates = [weights[i] / total if i in drawn else Fraction(0) for i in range(len(limits))]
-            joint = math.lcm(common, *(rate.denominator for rate in rates))
-            if joint > LONGEST_DENOMINATOR:
-                rates, joint = rounded_shares(rates), math.lcm(common, LARGEST_TOTAL)
-            common = joint
+                return walk.course(None)
+            weights = walk.follow([weight if i in drawn else 0 for i, weight in enumerate(given)])
             times = [until] if until is not None else []
             for i in drawn:
                 limit = limits[i]
-                if limit is not None and rates[i]:
-                    times.append(walk.time + (limit - walk.ideal[i]) / rates[i])
+                if limit is not None and weights[i]:
+                    times.append(walk.time_of(i, limit))
             if not times:
-                walk.whole(rates)
+                walk.whole()
                 if len(walk.positions) > 1:
-                    walk.advance(rates, Fraction(walk.positions[-1] + AFTER_LAST))
-                return Course(walk.positions, walk.ideals, rates)
-            walk.advance(rates, min(times))
-    return Course(walk.positions, walk.ideals, None)
+                    walk.advance(Fraction(walk.positions[-1] + AFTER_LAST))
+                return walk.course(weights)
+            walk.advance(min(times))
+    return walk.course(None)
 
 
 class _Walk:
-    """Where the ideals stand, and what they were at whole positions around each change."""
+    """Where the ideals stand, as whole numbers over one `scale`, and what they were at whole positions on the way."""
 
     def __init__(self, components: int, finely: bool) -> None:
         self.finely = finely
         self.time = Fraction(0)
-        self.ideal = [Fraction(0)] * components
-        self.positions, self.ideals = [0], [list(self.ideal)]
+        self.positions = [0]
+        self._floors, self._parts = [[0] * components], [[0.0] * components]
+        self._ideal, self._scale = [0] * components, 1
+        self._weights, self._total = [0] * components, 1
 
-    def advance(self, rates: list[Fraction], until: Fraction) -> None:
+    def below(self, component: int, limit: int) -> bool:
+        return self._ideal[component] < limit * self._scale
+
+    def follow(self, weights: list[int]) -> list[int]:
+        """Go on with these weights; they are rounded where their sum has too little in common with those before."""
+        divisor = math.gcd(*weights)
+        weights = [weight // divisor for weight in weights]
+        if math.lcm(self._scale, sum(weights)) > LONGEST_SCALE:
+            weights = rounded_weights(weights)
+        self._weights, self._total = weights, sum(weights)
+        return weights
+
+    def time_of(self, component: int, limit: int) -> Fraction:
+        """When the component's ideal will have come to that."""
+        missing = limit * self._scale - self._ideal[component]
+        return self.time + Fraction(missing * self._total, self._weights[component] * self._scale)
+
+    def advance(self, until: Fraction) -> None:
         """Go on to `until`; the first and the last whole position on the way are noted."""
         if math.ceil(self.time) <= until:
-            self.whole(rates)
+            self.whole()
         first, last = self.positions[-1], math.floor(until)
         margin = (last - first) // 8
         stops = [first + margin, last - margin, last] if self.finely and margin > 1 else [last]
         for stop in stops:
             while stop > self.positions[-1]:
-                self._note(min(stop, self.positions[-1] + LONGEST_PIECE), rates)
-        self.ideal = self._at(until, rates)
+                self._note(min(stop, self.positions[-1] + LONGEST_PIECE))
+        self._ideal, self._scale = self._at(until)
         self.time = until
 
-    def whole(self, rates: list[Fraction]) -> None:
+    def whole(self) -> None:
         """Note the next whole position, unless it is noted."""
         if math.ceil(self.time) > self.positions[-1]:
-            self._note(math.ceil(self.time), rates)
+            self._note(math.ceil(self.time))
 
-    def _note(self, position: int, rates: list[Fraction]) -> None:
+    def course(self, after: list[int] | None) -> Course:
+        return Course(self.positions, self._floors, self._parts, after)
+
+    def _note(self, position: int) -> None:
+        ideal, scale = self._at(Fraction(position))
+        split = [divmod(each, scale) for each in ideal]
         self.positions.append(position)
-        self.ideals.append(self._at(Fraction(position), rates))
+        self._floors.append([whole for whole, _ in split])
+        self._parts.append([rest / scale for _, rest in split])
 
-    def _at(self, time: Fraction, rates: list[Fraction]) -> list[Fraction]:
-        span = time - self.time
-        return [had + rate * span if rate else had for had, rate in zip(self.ideal, rates, strict=True)]
+    def _at(self, time: Fraction) -> tuple[list[int], int]:
+        """The ideals at a later time, and their scale."""
+        span = (time - self.time) / self._total
+        scale = math.lcm(self._scale, span.denominator)
+        factor, step = scale // self._scale, span.numerator * (scale // span.denominator)
+        return [had * factor + weight * step for had, weight in zip(self._ideal, self._weights, strict=True)], scale
 
 
 class Settled(NamedTuple):
@@ -150,14 +174,8 @@ class Settled(NamedTuple):
 
 def settled(course: Course) -> Settled:
     """The counts of every component at every position of a course, each within one sample of its ideal."""
-    split = [[divmod(x.numerator, x.denominator) for x in row] for row in course.ideals]
-    floors = np.array([[whole for whole, _ in row] for row in split], dtype=np.int64)
-    parts = np.array(
-        [
-            [rest / x.denominator for (_, rest), x in zip(pairs, row, strict=True)]
-            for pairs, row in zip(split, course.ideals, strict=True)
-        ]
-    )
+    floors = np.array(course.floors, dtype=np.int64)
+    parts = np.array(course.parts)
     below_one = 1 - 0.5 / max(1, floors.shape[1] - 1)
     low, high = 0, len(TOLERANCES)
     best: I64 | None = None

@@ -75,13 +75,15 @@ def exact(number: int | float | Fraction) -> Fraction:
     return Fraction(repr(float(number))) if isinstance(number, (float, np.floating)) else Fraction(number)
 
 
-def rounded_shares(shares: Sequence[Fraction]) -> list[Fraction]:
-    """The nearest shares over 2**48, by largest remainder, from shares that sum to 1. 0 stays 0."""
-    whole = [math.floor(share * LARGEST_TOTAL) for share in shares]
-    rest = [share * LARGEST_TOTAL - floor for share, floor in zip(shares, whole, strict=True)]
-    for i in sorted(range(len(whole)), key=lambda i: (-rest[i], i))[: LARGEST_TOTAL - sum(whole)]:
+def rounded_weights(weights: Sequence[int]) -> list[int]:
+    """The nearest whole numbers in the same proportions that sum to 2**48, by largest remainder. 0 stays 0."""
+    total = sum(weights)
+    split = [divmod(weight * LARGEST_TOTAL, total) for weight in weights]
+    whole = [floor for floor, _ in split]
+    by_remainder = sorted(range(len(whole)), key=lambda i: (-split[i][1], i))
+    for i in by_remainder[: LARGEST_TOTAL - sum(whole)]:
         whole[i] += 1
-    return [Fraction(count, LARGEST_TOTAL) for count in whole]
+    return whole
 
 
 class Apportioned(ABC):

@@ -23,7 +23,7 @@ import numpy as np
 
 from zephon.errors import SettingError
 from zephon.piecewise import Timeline
-from zephon.proportions import checked_weights, exact, integer_weights, rounded_shares
+from zephon.proportions import checked_weights, exact, integer_weights, rounded_weights
 
 LARGEST_STAIRCASE = 1024
 
@@ -32,9 +32,8 @@ _ALLOWED = (
     "positions ascending, all whole numbers of samples or all fractions of the epoch between 0 and 1"
 )
 
-Shares = list[Fraction]
-BySample = Callable[[Shares], Shares]
-"""From shares as the user counts them, perhaps in tokens, to shares of samples."""
+BySample = Callable[[list[int]], list[int]]
+"""From weights as the user counts them, perhaps in tokens, to weights of samples."""
 
 
 @dataclass(frozen=True)
@@ -125,47 +124,45 @@ def mixture_from(value: Any) -> Mixture | None:
 
 
 def timeline(mixture: Mixture, names: Sequence[str], length: int | None, by_sample: BySample) -> Timeline:
-    """The shares of every component, in the order of `names`, from each time on; `length` is what fractions are of."""
+    """The weights of every component, in the order of `names`, from each time on; `length` is what fractions are of."""
     if isinstance(mixture, MixtureSpec):
-        return [(Fraction(0), by_sample(shares_of([mixture.weights.get(name, 0) for name in names])))]
+        return [(Fraction(0), by_sample(_weights(mixture.weights, names)))]
     whole = Fraction(length if mixture.by_fractions and length is not None else 1)
-    out: list[tuple[Fraction, Sequence[Fraction]]] = []
-    before: tuple[Fraction, Shares] | None = None
+    out: list[tuple[Fraction, list[int]]] = []
+    before: tuple[Fraction, list[int]] | None = None
     for point in mixture.points:
-        at, shares = Fraction(point.position) * whole, shares_of([point.weights.get(name, 0) for name in names])
+        at, weights = Fraction(point.position) * whole, _weights(point.weights, names)
         if point.linear and before is not None:
             out.pop()
-            out += [(time, by_sample(step)) for time, step in _staircase(*before, at, shares)]
-        out.append((at, by_sample(shares)))
-        before = at, shares
+            out += [(time, by_sample(step)) for time, step in _staircase(*before, at, weights)]
+        out.append((at, by_sample(weights)))
+        before = at, weights
     return out
-
-
-def shares_of(weights: Sequence[int | float | Fraction]) -> Shares:
-    """Exact shares of 1, from weights of which one is above 0."""
-    whole = integer_weights(weights)
-    total = sum(whole)
-    return [Fraction(weight, total) for weight in whole]
 
 
 def later(course: Timeline, position: int) -> Timeline:
     """The same timeline as it is from a position on, counted from there."""
-    kept = [(time - position, shares) for time, shares in course]
+    kept = [(time - position, weights) for time, weights in course]
     first = max(number for number, (time, _) in enumerate(kept) if time <= 0)
     return [(Fraction(0), kept[first][1]), *kept[first + 1 :]]
 
 
-def _staircase(start: Fraction, low: Shares, end: Fraction, high: Shares) -> list[tuple[Fraction, Shares]]:
-    """(time, shares) of each step of a straight line."""
-    span = end - start
-    change = max(abs(b - a) for a, b in zip(low, high, strict=True))
-    steps = min(LARGEST_STAIRCASE, max(1, math.ceil(math.sqrt(float(change * span)))))
+def _weights(by_name: Mapping[str, int | float], names: Sequence[str]) -> list[int]:
+    return integer_weights([by_name.get(name, 0) for name in names])
+
+
+def _staircase(start: Fraction, low: list[int], end: Fraction, high: list[int]) -> list[tuple[Fraction, list[int]]]:
+    """(time, weights) of each step of a straight line between the shares that two sets of weights mean."""
+    span, ones, others = end - start, sum(low), sum(high)
+    steep = max(abs(b * ones - a * others) for a, b in zip(low, high, strict=True)) / (ones * others)
+    steps = min(LARGEST_STAIRCASE, max(1, math.ceil(math.sqrt(steep * float(span)))))
     inner = {math.floor(start + span * number / steps + Fraction(1, 2)) for number in range(1, steps)}
     bounds = [start, *(Fraction(b) for b in sorted(inner) if start < b < end), end]
     out = []
     for here, onward in pairwise(bounds):
-        part = ((here + onward) / 2 - start) / span
-        out.append((here, rounded_shares([a + (b - a) * part for a, b in zip(low, high, strict=True)])))
+        done = ((here + onward) / 2 - start) / span
+        old, new = (done.denominator - done.numerator) * others, done.numerator * ones
+        out.append((here, rounded_weights([a * old + b * new for a, b in zip(low, high, strict=True)])))
     return out
 
 

@@ -25,6 +25,7 @@ from zephon.function_digest import digest_of
 from zephon.ops.base import Faults, Operator, Stateful, Stateless
 from zephon.ops.token_fields import AUTO
 from zephon.permutations import mix, permute
+from zephon.proportions import rounded_weights
 from zephon.token_counts import tokens_of_records
 
 if TYPE_CHECKING:
@@ -117,6 +118,13 @@ class TokenEstimation:
                 continue
             total += int(count)
         return total
+
+
+def weights_by_sample(weights: Sequence[int], means: Sequence[float | None]) -> list[int]:
+    """Weights of samples from weights of tokens and the tokens a sample; these to one part in 2**48 of their sum."""
+    each = [weight / mean if weight and mean else 0.0 for weight, mean in zip(weights, means, strict=True)]
+    largest = max(each)
+    return rounded_weights([max(1, int(share / largest * 2**53)) if share else 0 for share in each])
 
 
 def token_estimation_from(value: Any) -> TokenEstimation | None:

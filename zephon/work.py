@@ -22,9 +22,9 @@ from zephon.curriculum import BlockSize, Curriculum, Shuffling
 from zephon.custom_source import WorkChunk, WorkSource
 from zephon.errors import DatasetError, SettingError
 from zephon.exhaustion import Stretch, by_dataset, epoch_of, read_rules
-from zephon.proportions import LARGEST_TOTAL, exact, rounded_shares
-from zephon.schedules import Mixture, MixtureSchedule, MixtureSpec, Shares, mixture_from, shares_of, timeline
-from zephon.token_estimation import TokenEstimation, token_estimation_from
+from zephon.proportions import LARGEST_TOTAL, integer_weights
+from zephon.schedules import Mixture, MixtureSchedule, MixtureSpec, mixture_from, timeline
+from zephon.token_estimation import TokenEstimation, token_estimation_from, weights_by_sample
 
 if TYPE_CHECKING:
     from zephon.datasets import Dataset
@@ -218,15 +218,11 @@ class StaticMixtureWorkSource:
             if sum(rows) > LARGEST_TOTAL:
                 message = "more than 2**48 rows: proportions by rows are rounded, so a pass may repeat a few of them"
                 warnings.warn(message, stacklevel=4)
-            by_rows = [(Fraction(0), shares_of(rows))]
+            by_rows = [(Fraction(0), integer_weights(rows))]
             return Stretch(begin, lambda _: by_rows, by_fractions=False)
 
-        def by_sample(shares: Shares) -> Shares:
-            if estimates is None:
-                return shares
-            each = [share / exact(estimates[name]) if share else share for name, share in zip(names, shares)]
-            total = sum(each)
-            return rounded_shares([share / total for share in each])
+        def by_sample(weights: list[int]) -> list[int]:
+            return weights if estimates is None else weights_by_sample(weights, [estimates.get(n) for n in names])
 
         by_fractions = isinstance(mixture, MixtureSchedule) and mixture.by_fractions
         return Stretch(begin, lambda length: timeline(mixture, names, length, by_sample), by_fractions)

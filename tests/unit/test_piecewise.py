@@ -22,14 +22,14 @@ def timelines(draw, most=64, latest=4000):
     size, times = draw(st.integers(1, most)), st.integers(0, latest)
     row = st.lists(WEIGHT, min_size=size, max_size=size).filter(any)
     found = sorted({Fraction(0), *(Fraction(draw(times), draw(st.sampled_from([1, 1, 3]))) for _ in range(5))})
-    return [(time, [Fraction(weight) for weight in draw(row)]) for time in found]
+    return [(time, draw(row)) for time in found]
 
 
 def plain_ideals(timeline, total):
     """The definition: float64 [total + 1, components], the integral of the shares at every position."""
     out = np.zeros((total + 1, len(timeline[0][1])))
     for (start, weights), end in zip(timeline, [*(time for time, _ in timeline[1:]), Fraction(total)]):
-        shares = np.array([float(weight / sum(weights)) for weight in weights])
+        shares = np.array(weights) / sum(weights)
         at = np.arange(total + 1)
         out += np.clip(at - float(start), 0, float(max(end - start, 0)))[:, None] * shares
     return out
@@ -58,7 +58,7 @@ def test_at_any_position_no_count_is_off_the_integral_of_its_weights_by_more_tha
 def test_errors_do_not_add_up_over_hundreds_of_changes():
     rng = np.random.default_rng(7)
     timeline = [
-        (Fraction(int(time)), [Fraction(int(w)) for w in rng.choice([0, 1, 3, 50], 64) + (np.arange(64) == 0)])
+        (Fraction(int(time)), (rng.choice([0, 1, 3, 50], 64) + (np.arange(64) == 0)).tolist())
         for time in np.cumsum([0, *rng.integers(1, 60, 399)])
     ]
     total = int(timeline[-1][0]) + 100
@@ -69,8 +69,8 @@ def test_errors_do_not_add_up_over_hundreds_of_changes():
 
 def test_changes_at_every_sample_are_followed_too():
     """Five wait with six tenths each while only three can be served, and two of them must not wait any longer."""
-    timeline = [(Fraction(0), [Fraction(1)] * 5), (Fraction(3), [Fraction(x) for x in (0, 0, 0, 1, 1)])]
-    timeline.append((Fraction(4), [Fraction(1), *[Fraction(0)] * 4]))
+    timeline = [(Fraction(0), [1] * 5), (Fraction(3), [0, 0, 0, 1, 1])]
+    timeline.append((Fraction(4), [1, 0, 0, 0, 0]))
     proportions = PiecewiseProportions(ideal_course(timeline, [None] * 5, 6))
     errors = counts_everywhere(proportions, 6, 5) - plain_ideals(timeline, 6)
     assert np.abs(errors[[0, 3, 4, 6]]).max() < 1
@@ -93,7 +93,7 @@ def test_components_with_a_limit_have_exactly_that_many_samples_and_the_last_one
 
 
 def test_those_that_are_left_go_on_in_their_own_proportions():
-    timeline = [(Fraction(0), [Fraction(w) for w in (4, 2, 1)])]
+    timeline = [(Fraction(0), [4, 2, 1])]
     proportions = PiecewiseProportions(ideal_course(timeline, [400, None, None]))
     assert proportions.total is None
     assert proportions.counts(700) == [400, 200, 100]
@@ -119,7 +119,7 @@ def test_first_total_with_is_the_least_total_in_any_piece(timeline, count, data)
 def test_positions_of_hundreds_of_pieces_are_found_in_any_order():
     rng = np.random.default_rng(1)
     rows = rng.integers(0, 9, (300, 12)) + (np.arange(12) == 3)
-    timeline = [(Fraction(200 * i), [Fraction(int(w)) for w in row]) for i, row in enumerate(rows)]
+    timeline = [(Fraction(200 * i), row.tolist()) for i, row in enumerate(rows)]
     proportions = PiecewiseProportions(ideal_course(timeline, [None] * 12))
     component, index = proportions.locate(np.arange(70_000))
     wanted = rng.integers(0, 70_000, 5000)
@@ -131,7 +131,7 @@ def test_positions_of_hundreds_of_pieces_are_found_in_any_order():
 
 def test_long_pieces_and_far_positions_are_exact():
     limits = [10**16, 3 * 10**16]
-    proportions = PiecewiseProportions(ideal_course([(Fraction(0), [Fraction(1), Fraction(1)])], limits))
+    proportions = PiecewiseProportions(ideal_course([(Fraction(0), [1, 1])], limits))
     assert proportions.total == 4 * 10**16
     assert proportions.counts(2 * 10**16) == [10**16, 10**16]
     component, index = proportions.locate(np.array([2 * 10**16 - 2, 2 * 10**16 + 5, 4 * 10**16 - 1]))
@@ -140,15 +140,14 @@ def test_long_pieces_and_far_positions_are_exact():
 
 
 def test_nothing_left_with_a_weight_is_an_error_that_says_where():
-    timeline = [(Fraction(0), [Fraction(1), Fraction(0)]), (Fraction(10), [Fraction(0), Fraction(1)])]
+    timeline = [(Fraction(0), [1, 0]), (Fraction(10), [0, 1])]
     with pytest.raises(NothingToDraw, match=r"components \[1\] .* position 3") as caught:
         ideal_course(timeline, [3, 5])
     assert caught.value.time == 3
 
 
 def test_a_course_that_nobody_can_follow_within_half_a_sample_is_followed_within_one():
-    thirds = [Fraction(1, 64)] * 64
-    course = Course([0, 1, 2], [[Fraction(0)] * 64, thirds, [2 * x for x in thirds]], None)
+    course = Course([0, 1, 2], [[0] * 64] * 3, [[0.0] * 64, [1 / 64] * 64, [2 / 64] * 64], None)
     found = settled(course)
     assert found.counts.sum(axis=1).tolist() == [0, 1, 2]
     assert 0.9 < np.abs(found.ahead).max() < 1
