@@ -30,6 +30,7 @@ from zephon.transport.layout import measure
 from zephon.transport.messages import decode, encode
 from zephon.transport.rings import RingWriter
 from zephon.transport.segments import PAGE, Segment
+from zephon.transport.statement import decode_statement
 
 ENDLESS = 2**62
 
@@ -97,6 +98,8 @@ class Peer:
         self.first_epoch = 0
         self.rings: dict[int, Ring] = {}
         self.alive = [p.Alive(False, "workers")]
+        self.supervisor = ""
+        self._stated: dict[tuple[int, int], tuple[int, int]] = {}
         self._numbers = 0
         self._changed = threading.Condition()
         self._orders: list[tuple[Callable[[], Any], list[Any], threading.Event]] = []
@@ -169,14 +172,15 @@ class Peer:
     def cut(self, client: int = 0) -> None:
         """Ends a client's data connection, as the engine's death would."""
 
-        def end() -> None:
-            channel = self.guests[client].channel
-            assert channel is not None
+        self.do(lambda: self.cut_now(client))
+
+    def cut_now(self, client: int) -> None:
+        """The same, within an answer."""
+        channel = self.guests[client].channel
+        if channel is not None:
             self._selector.unregister(channel)
             channel.close()
             self.guests[client].channel = None
-
-        self.do(end)
 
     def close(self) -> None:
         """Ends everything, as the daemon's death would."""
@@ -233,9 +237,11 @@ class Peer:
 
     def _answer(self, message: Any) -> Any:
         if isinstance(message, p.Hello):
+            if message.client >= 0:
+                self._leave(message.client)
             self.guests[self._numbers] = Guest(message)
             self._numbers += 1
-            return p.Welcome(b"token", self._numbers - 1, "recipe.py")
+            return p.Welcome(b"token", self._numbers - 1, "recipe.py", self.supervisor)
         if isinstance(message, p.Attach):
             return self._attach(message)
         if isinstance(message, p.Progress):
@@ -249,6 +255,10 @@ class Peer:
             if message.checkpoint:
                 loaded = complete_checkpoint(json.loads(message.checkpoint))
                 self.starts, self.first_epoch = [loaded.lanes[lane] for lane in range(self.shape.lanes)], loaded.epoch
+        if message.statement:
+            stated = decode_statement(message.statement)
+            for lane, frontier in stated.at.lanes.items():
+                self._stated[lane, stated.at.epoch] = stated.stands[lane], frontier.records
         guest = self.guests[message.client]
         guest.attached = True
         return p.Attached(
@@ -382,7 +392,8 @@ class Peer:
             ring = self.rings[lane] = Ring(RingWriter(nbytes, shape.slots), {}, set())
         if ring.epoch != epoch:
             start = self.starts[lane].records if epoch == self.first_epoch else 0
-            ring.epoch, ring.stands, ring.written, ring.announced = epoch, start, start, start // shape.window
+            stands, written = self._stated.get((lane, epoch), (start, start))
+            ring.epoch, ring.stands, ring.written, ring.announced = epoch, stands, written, written // shape.window
         generation = ring.writer.generation
         if generation.id not in ring.segments:
             ring.segments[generation.id] = Segment.create("peer", generation.nbytes)

@@ -138,6 +138,14 @@ def test_workers_that_die_at_their_start_are_replaced_ever_more_slowly_and_then_
     assert max(pauses) <= 5.0
 
 
+def test_workers_that_have_served_are_replaced_at_once_however_soon_they_die(running: Scene) -> None:
+    for _ in range(QUICK_DEATHS * 4):
+        newest = running.living()[-1]
+        running.supervision.worker_serves(int(newest.split()[1]))
+        running.end(newest, -9)
+        assert len(running.living()) == 3
+
+
 def test_workers_that_live_for_a_while_are_replaced_for_ever(running: Scene) -> None:
     for _ in range(QUICK_DEATHS * 4):
         running.now += 2.0
