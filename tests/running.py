@@ -198,12 +198,15 @@ class Daemon(Program):
         socket: str | None = None,
         environment: Mapping[str, str | None] | None = None,
         ready: bool = True,
+        memory: str | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         folder = Path(recipe).parent
         self.recipe, self.workers = recipe, workers
         self.socket = socket or str(folder / "d.sock")
         options = ["--socket", self.socket, "--workers", str(workers)]
-        super().__init__(command("zephon_daemon.cli:main", "daemon", recipe, *options), folder, environment)
+        options += ["--memory", memory] if memory else []
+        super().__init__(command("zephon_daemon.cli:main", "daemon", recipe, *options), folder, environment, prefix)
         if ready:
             line = self.line()
             assert line.startswith("zephon daemon ready"), f"{line!r}, {self.errors}"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 
+from zephon.budget import Budget
 from zephon.custom_source import CustomSource
 from zephon.lanes import check_topology, owned_lanes
 from zephon.ops.pack_flat import PackFlat
@@ -34,7 +36,9 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     length = f" of {plan.chunk_size} samples" if plan.chunk_size else ", each as long as the source makes it"
     lines.append(f"windows: {plan.flush_every} chunks{length}; a resume repeats at most one window a lane")
     lines.append(f"execution: runner {execution.runner}, workers {execution.max_workers or 'as many as cores'}")
-    lines.append(f"memory: {_memory(plan, execution)}")
+    budget = Budget.of(None, execution.max_workers or len(os.sched_getaffinity(0)))
+    lines.append(f"memory: {_memory(plan, execution, budget)}")
+    lines.append(f"  under a daemon: {budget.describe()}")
     for group in range(groups):
         lines.append(f"  group {group} of {groups}: lanes {owned_lanes(plan.lanes, groups, group, strategy)}")
     lines.append(_ends(plan))
@@ -43,14 +47,14 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     return "\n".join(lines)
 
 
-def _memory(plan: Plan, execution: Execution) -> str:
+def _memory(plan: Plan, execution: Execution, budget: Budget) -> str:
     """What the lanes' rings will take under a daemon."""
     packs = [op for op in plan.operators if isinstance(op, PackFlat)]
     if not packs:
         return "a ring for each lane, sized by its first batch"
     columns = 2 if packs[-1].emit_positions else 1
     batch = plan.microbatch_size * (packs[-1].max_length * 4 * columns + 4)
-    slot_bytes, slots = ring_shape(batch, execution.prefetch_batches)
+    slot_bytes, slots = ring_shape(batch, execution.prefetch_batches, budget.lane_rings // (2 * plan.lanes))
     total = slot_bytes * slots * plan.lanes / 2**20
     return f"rings of about {total:.1f} MiB in all: {plan.lanes} lanes, {slots} slots of {slot_bytes >> 10} KiB each"
 

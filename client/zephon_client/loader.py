@@ -32,6 +32,7 @@ from zephon.transport import layout
 from zephon.transport.protocol import Attach, Attached, Progress, ProgressReport
 from zephon_client.absence import LOSSES, Absence
 from zephon_client.connection import Connection
+from zephon_client.copies import Copies, share_of_a_rank
 from zephon_client.epoch import Epoch, Ready
 from zephon_client.output import Output
 from zephon_client.reported import error_of
@@ -61,6 +62,7 @@ class Loader(Iterator[Batch]):
         self._plan: Attached | None = None
         self._run: Run | None = None
         self._output: Output | None = None
+        self._copies = Copies()
         self._handed: Ready | None = None
         self._ended = False
         """Whether the epoch has ended and the caller has not been told yet."""
@@ -119,9 +121,11 @@ class Loader(Iterator[Batch]):
                 over = ready is None and epoch.over(lane)
                 copied = ready is not None and ready.batch is None and self._make(ready, epoch, output)
                 if copied:
+                    assert ready is not None
+                    expected = output.copies or self._connection.feed.slots.is_alone(ready.at)
                     self._give_back(run)
             if ready is not None:
-                if copied and not output.copies:
+                if copied and not expected:
                     self._warn_of_copies(ready)
                 batch: Batch = ready.batch
                 self._losses = 0
@@ -144,9 +148,12 @@ class Loader(Iterator[Batch]):
         """Makes the batch; whether it is a copy, so that its slot is free at once."""
         slots = self._connection.feed.slots
         copied = output.copies or slots.short(ready.at)
-        block = layout.read(slots.lease(ready.at))
-        if copied:
-            block = output.copied(block)
+        if copied and not output.copies:
+            self._copies.make_room(ready.at.nbytes)
+            block = layout.read(self._copies.copy(slots.lease(ready.at)))
+        else:
+            block = layout.read(slots.lease(ready.at))
+            block = output.copied(block) if copied else block
         ready.batch = output.batch(
             block,
             lane=ready.at.lane,
@@ -305,6 +312,7 @@ class Loader(Iterator[Batch]):
         run = Run(plan, self._settings.group_readers)
         check_step(self._settings.batches_per_step, run.lanes)
         self._output = Output(self._settings, run.dataset_names, plan.packed)
+        self._copies.limit = share_of_a_rank(plan.memory)
         self._run = run
         for text in plan.warnings:
             warnings.warn(text, stacklevel=4)

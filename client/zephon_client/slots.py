@@ -7,6 +7,7 @@ slots is back; arrays that are still alive keep their memory all the same.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +16,21 @@ import numpy.typing as npt
 
 from zephon.errors import ProtocolError
 from zephon.transport.protocol import BatchReady, NewSegment
-from zephon.transport.rings import LeaseKeeper, SlotKey
+from zephon.transport.rings import ALONE_AT_ONCE, LeaseKeeper, SlotKey
 from zephon.transport.segments import Segment
 
 
 @dataclass
 class Mapped:
-    """One generation of a lane's ring. `out` counts the slots that came and were not given back."""
+    """One generation of a lane's ring. `out` counts the slots that came and were not given back.
+
+    One that is `alone` holds one batch too large for the ring, which goes on beside it.
+    """
 
     segment: Segment
     slot_bytes: int
     slots: int
+    alone: bool
     out: int = 0
 
 
@@ -37,6 +42,7 @@ class Slots:
         self._keeper = LeaseKeeper()
         self._mapped: dict[tuple[int, int], Mapped] = {}
         self._current: dict[int, int] = {}
+        self._alone: Counter[int] = Counter()
         self._unused: list[SlotKey] = []
         self.spare = 0
         """How many slots may be free here without the engine being told: a quarter of the rings."""
@@ -47,8 +53,12 @@ class Slots:
         if message.slots < 1 or message.slot_bytes < 1 or message.slots * message.slot_bytes > segment.size:
             segment.close()
             raise ProtocolError(f"{segment.name}: {message.slots} slots of {message.slot_bytes} bytes do not fit")
-        self._mapped[message.lane, message.generation] = Mapped(segment, message.slot_bytes, message.slots)
-        newest = {lane: mapped.slots for (lane, _), mapped in sorted(self._mapped.items())}
+        key = message.lane, message.generation
+        if key in self._mapped:
+            segment.close()
+            raise ProtocolError(f"{segment.name}: came twice")
+        self._mapped[key] = Mapped(segment, message.slot_bytes, message.slots, message.alone)
+        newest = {lane: at.slots for (lane, _), at in sorted(self._mapped.items()) if not at.alone}
         self.spare = sum(newest.values()) // 4
 
     def came(self, ready: BatchReady) -> None:
@@ -60,7 +70,7 @@ class Slots:
                 f"{ready.generation}, which is not mapped here"
             )
         mapped.out += 1
-        if self._current.get(ready.lane, -1) < ready.generation:
+        if not mapped.alone and self._current.get(ready.lane, -1) < ready.generation:
             self._current[ready.lane] = ready.generation
             self._unmap_drained(ready.lane)
 
@@ -69,6 +79,7 @@ class Slots:
         mapped = self._mapped[ready.lane, ready.generation]
         key = SlotKey(ready.lane, ready.generation, ready.index)
         offset = ready.index * mapped.slot_bytes
+        self._alone[ready.lane] += mapped.alone
         return self._keeper.lease(mapped.segment.array, offset, ready.nbytes, key, read_only=not self._writable)
 
     def short(self, ready: BatchReady) -> bool:
@@ -77,12 +88,21 @@ class Slots:
         All but two may be held, and two of a small ring: a plain loop still holds its last batch while it asks for
         the next. One always stays free.
         """
-        slots = self._mapped[ready.lane, ready.generation].slots
+        mapped = self._mapped[ready.lane, ready.generation]
+        slots = mapped.slots
+        if mapped.alone:
+            self._keeper.held(ready.lane)
+            return self._alone[ready.lane] >= ALONE_AT_ONCE - 1
         return self._keeper.held(ready.lane) >= max(min(2, slots - 1), slots - 2)
 
     def held(self, lane: int | None = None) -> int:
         """Slots of a lane, or of all, over which arrays live."""
         return self._keeper.held(lane)
+
+    def is_alone(self, ready: BatchReady) -> bool:
+        """Whether the batch, too large for its lane's ring, has a segment of its own."""
+        mapped = self._mapped.get((ready.lane, ready.generation))
+        return mapped is not None and mapped.alone
 
     def slots_of(self, ready: BatchReady) -> int:
         """How many slots the ring has that the batch lies in."""
@@ -90,6 +110,7 @@ class Slots:
 
     def unused(self, ready: BatchReady) -> None:
         """The batch will not be delivered: its slot goes back."""
+        self._alone[ready.lane] += self.is_alone(ready)
         self._unused.append(SlotKey(ready.lane, ready.generation, ready.index))
 
     def to_return(self) -> list[list[int]]:
@@ -102,7 +123,11 @@ class Slots:
             if mapped is None:  # closed meanwhile
                 continue
             mapped.out -= 1
-            if key.generation != self._current.get(key.lane):
+            if mapped.alone:
+                self._alone[key.lane] -= 1
+                del self._mapped[key.lane, key.generation]
+                mapped.segment.close()
+            elif key.generation != self._current.get(key.lane):
                 self._unmap_drained(key.lane)
         return [[key.lane, key.generation, key.index] for key in keys]
 
@@ -119,6 +144,6 @@ class Slots:
     def _unmap_drained(self, lane: int) -> None:
         current: Any = self._current[lane]
         for key, mapped in list(self._mapped.items()):
-            if key[0] == lane and key[1] < current and not mapped.out:
+            if key[0] == lane and key[1] < current and not mapped.out and not mapped.alone:
                 del self._mapped[key]
                 mapped.segment.close()

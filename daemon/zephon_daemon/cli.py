@@ -120,7 +120,8 @@ def _parser() -> argparse.ArgumentParser:
 def _daemon_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="recipe.py or recipe.toml, or recipe.py:name")
     parser.add_argument("--workers", type=_positive, metavar="N", help="worker processes (default: cores allowed)")
-    parser.add_argument("--memory", type=size, metavar="SIZE", help="bound on shared memory, such as 4G")
+    text = "bound on rings and caches, such as 4G (default: half of what is free)"
+    parser.add_argument("--memory", type=size, metavar="SIZE", help=text)
     for name in ("--metrics-port", "--coordinator"):
         parser.add_argument(name, help=argparse.SUPPRESS)
 

@@ -22,6 +22,7 @@ from typing import Any
 
 import zmq
 
+from zephon.budget import Budget
 from zephon.errors import ProtocolError, SettingError, ZephonError
 from zephon.recipe import split_name
 from zephon.transport import protocol as p
@@ -103,7 +104,7 @@ class Daemon:
         self._sessions = Sessions(self._recipe, supervisor=supervisor(settings.parent))
         self._supervision = Supervision(
             self._recipe,
-            {"workers": settings.workers, "memory": settings.memory},
+            {"workers": settings.workers, "memory": Budget.of(settings.memory, settings.workers).total},
             path=[os.path.dirname(os.path.abspath(os.path.expanduser(path)))],
             targets=settings.targets,
         )

@@ -27,6 +27,7 @@ import cloudpickle
 import numpy as np
 import numpy.typing as npt
 
+from zephon.budget import SETTING, Budget
 from zephon.errors import MemoryLimit, ProtocolError, RunFailed, ZephonError
 from zephon.frontiers import checkpoint_from_text
 from zephon.lanes import check_topology
@@ -38,7 +39,7 @@ from zephon.transport.channels import MAX_DESCRIPTOR, Channel, close_all
 from zephon.transport.large import send_large
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
-from zephon.transport.segments import Segment
+from zephon.transport.segments import PAGE, MemoryHeadroom, Segment
 from zephon.transport.statement import decode_statement
 from zephon.windows import Front, Outcome, Task, pointers_of
 from zephon_daemon.black_box import BlackBox
@@ -56,6 +57,7 @@ FROM_DAEMON = (
 USERS = (Exception, KeyboardInterrupt, SystemExit)
 """What a user's code may raise, `sys.exit()` included: it ends the run, not the engine."""
 
+HEADROOM = MemoryHeadroom(setting=f"options(prefetch_batches=...), microbatch_size or {SETTING}")
 TICK_SECONDS = 1.0
 TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
@@ -93,6 +95,7 @@ class WorkerRing:
     segment: Segment
     slot_bytes: int
     slots: int
+    alone: bool
 
 
 @dataclass
@@ -120,6 +123,9 @@ class Engine:
 
     def __init__(self, daemon: Channel, recipe: str, settings: dict[str, Any]) -> None:
         self._daemon, self._recipe_path, self._settings = daemon, recipe, settings
+        workers, memory = int(settings.get("workers") or 1), settings.get("memory")
+        # What the daemon settled at its start holds, whatever is free by now.
+        self._budget = Budget.of(None, workers) if memory is None else Budget(memory, workers, "set when it started")
         self._selector = selectors.DefaultSelector()
         self._watched: dict[Channel, int] = {}
         self._runs: dict[int, LiveRun] = {}
@@ -245,6 +251,7 @@ class Engine:
             epoch=run.first_epoch,
             starts=[[f.chunk, f.offset, f.records, f.skipped] for f in starts],
             sources={lane: f.source for lane, f in enumerate(starts) if f.source},
+            memory=self._budget.total,
             warnings=[str(w.message) for w in caught if issubclass(w.category, UserWarning)],
         )
         send_large(self._daemon, p.RunStarted(order.run, attached, live.pipeline.topology.mapping_strategy))
@@ -266,6 +273,7 @@ class Engine:
             checkpoint=loaded,
             groups=tuple(order.groups),
             slots=pipeline.execution.prefetch_batches,
+            ring_bytes=self._budget.lane_rings,
         )
         live = LiveRun(order.run, order.pipeline, pipeline, run)
         live.through = ", ".join(operator.name for operator in plan.back) or "the making of batches"
@@ -309,6 +317,7 @@ class Engine:
 
     def _add_worker(self, message: p.AddWorker, channel: Channel) -> None:
         self._workers[message.worker] = WorkerPort(channel, message.pid)
+        channel.send(encode(p.WorkerShare(self._budget.worker_ring, self._budget.cache)))
         self._watch(channel, lambda: self._from_worker(message.worker))
 
     def _from_worker(self, number: int) -> None:
@@ -345,9 +354,12 @@ class Engine:
             segment = Segment.attach(fds.pop(), writable=False, name=f"worker-{number}")
             if message.slots < 1 or message.slot_bytes < 1 or message.slots * message.slot_bytes > segment.size:
                 raise ProtocolError(f"{message.slots} slots of {message.slot_bytes} bytes do not fit {segment.size}")
-            for old in port.segments.values():
-                old.segment.close()
-            port.segments = {message.generation: WorkerRing(segment, message.slot_bytes, message.slots)}
+            if not message.alone:
+                for generation, old in list(port.segments.items()):
+                    if not old.alone:
+                        port.segments.pop(generation).segment.close()
+            ring = WorkerRing(segment, message.slot_bytes, message.slots, message.alone)
+            port.segments[message.generation] = ring
         else:
             self._scheduler.add(number, self._served_by_workers)
 
@@ -365,6 +377,8 @@ class Engine:
             if not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
                 block = block.copy()
             self._accept(live, work, Outcome(block, message.skipped, message.reports, message.counters))
+        if port.segments[message.generation].alone:
+            port.segments.pop(message.generation).segment.close()
         port.channel.send(encode(p.SlotFree(message.generation, message.index)))
 
     def _lose_worker(self, number: int, how: str) -> None:
@@ -483,16 +497,15 @@ class Engine:
             written.clear()
 
     def _make_ring(self, live: LiveRun, order: MakeRing) -> None:
-        size, budget = order.slot_bytes * order.slots, self._settings.get("memory")
+        size = order.slot_bytes * order.slots
         used = sum(segment.size for run in self._runs.values() for segment in run.segments.values())
-        if budget is not None and used + size > budget:
-            raise MemoryLimit(
-                f"lane {order.lane} needs a ring of {size} bytes ({order.slots} slots); the rings have {used} of the "
-                f"{budget} bytes of --memory. Raise it, or lower options(prefetch_batches=...) or microbatch_size."
-            )
-        segment = Segment.create(f"zephon-lane-{order.lane}", size)
+        if used + size > self._budget.lane_rings:
+            what = order.alone or f"the ring of lane {order.lane} ({order.slots} slots of {order.slot_bytes} bytes)"
+            raise MemoryLimit(self._budget.refusal(what, size, self._budget.lane_rings - used, "lane rings"))
+        segment = Segment.create(f"zephon-lane-{order.lane}", size, limit=HEADROOM)
         live.segments[order.lane, order.generation] = segment
-        payload = encode(p.NewSegment(order.lane, order.generation, order.slot_bytes, order.slots))
+        alone = bool(order.alone)
+        payload = encode(p.NewSegment(order.lane, order.generation, order.slot_bytes, order.slots, alone))
         for client in order.clients:
             port = self._clients.get(client)
             if port is not None:
@@ -633,8 +646,18 @@ class Engine:
         return {
             "runs": [live.report() for live in self._runs.values()],
             "workers": workers,
+            "memory": self._memory(),
             "errors": [text[-1000:] for text in list(self._errors)[-10:]],
         }
+
+
+    def _memory(self) -> dict[str, int]:
+        """Bytes of all segments that there are, and of the budget."""
+        lanes = sum(segment.size for live in self._runs.values() for segment in live.segments.values())
+        workers = sum(ring.segment.size for port in self._workers.values() for ring in port.segments.values())
+        stages = self._stages.nbytes
+        parts = {"lane_rings": lanes, "worker_rings": workers, "stages": stages, "black_box": PAGE}
+        return {"budget": self._budget.total, **parts, "segments": sum(parts.values())}
 
 
 def _hopeless(live: LiveRun, work: Work) -> p.Failed:

@@ -28,7 +28,6 @@ from zephon_daemon.forkserver import ForkServer
 from zephon_daemon.lifelines import describe_end
 from zephon_daemon.scheduler import CREDITS, DEATHS
 from zephon_daemon.start_check import warnings_from_child
-from zephon_daemon.worker import SLOTS
 
 STAGE = 0
 
@@ -49,6 +48,8 @@ class _Port:
     channel: Channel
     pid: int
     segments: dict[int, Segment] = field(default_factory=dict)
+    slot_bytes: dict[int, int] = field(default_factory=dict)
+    """Of each segment; 0 for one that holds a single block alone."""
     orders: dict[int, _Order] = field(default_factory=dict)
 
 
@@ -156,13 +157,20 @@ class WorkerPool:
         for payload, fds in port.channel.receive():
             message = decode(payload, expect=(WorkerReady, NewSegment, TaskDone, TaskFailed))
             if isinstance(message, NewSegment):
-                for segment in port.segments.values():
-                    segment.close()
-                port.segments = {message.generation: Segment.attach(fds[0], writable=False, name="worker")}
+                segment = Segment.attach(fds[0], writable=False, name="worker")
+                if not message.alone:
+                    for old in port.segments.values():
+                        old.close()
+                    port.segments.clear()
+                port.segments[message.generation] = segment
+                port.slot_bytes[message.generation] = 0 if message.alone else message.slot_bytes
             elif isinstance(message, TaskDone):
                 array = port.segments[message.generation].array
-                offset = message.index * (len(array) // SLOTS)
+                slot_bytes = port.slot_bytes[message.generation]
+                offset = message.index * slot_bytes
                 block = read(array[offset : offset + message.nbytes]).copy()
+                if not slot_bytes:  # for this block alone
+                    port.segments.pop(message.generation).close()
                 port.channel.send(encode(SlotFree(message.generation, message.index)))
                 order = port.orders.pop(message.task)
                 _resolve(order.future, Outcome(block, message.skipped, message.reports, message.counters))

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from zephon.columns import Block
 from zephon.errors import ProtocolError
 from zephon.frontiers import Checkpoint, Frontier
 from zephon.lanes import batch_end, batch_round, owned_lanes
@@ -26,7 +27,7 @@ from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.transport.layout import Layout, measure
 from zephon.transport.protocol import Announced, BatchReady, LaneTotal, ReadersLeft
-from zephon.transport.rings import RingWriter, Slot, ring_shape
+from zephon.transport.rings import ALONE, ALONE_AT_ONCE, LARGE_RING, RingWriter, Slot, ring_shape
 from zephon.transport.statement import EPOCHS_STATED, Statement
 from zephon.windows import Outcome, Task, samples_a_task
 from zephon_daemon.gates import ENDLESS, Gate, Gates
@@ -48,13 +49,17 @@ class Tell:
 
 @dataclass(frozen=True)
 class MakeRing:
-    """Create memory for a generation of a lane's ring and hand it to the clients."""
+    """Create memory for a generation of a lane's ring and hand it to the clients.
+
+    `alone` names the batch, too large for the ring, that it is for alone; empty for a ring.
+    """
 
     lane: int
     generation: int
     slot_bytes: int
     slots: int
     clients: tuple[int, ...]
+    alone: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +139,10 @@ class Lane:
 
 
 class Run:
-    """A pipeline's run under one topology. `groups` are those known to come; others are added when they join."""
+    """A pipeline's run under one topology. `groups` are those known to come; others are added when they join.
+
+    `ring_bytes` is what all of its rings should take together at most.
+    """
 
     def __init__(
         self,
@@ -146,8 +154,9 @@ class Run:
         groups: tuple[int, ...] = (),
         slots: int | None = None,
         task_samples: int | None = None,
+        ring_bytes: int | None = None,
     ) -> None:
-        self.plan, self.slots = plan, slots
+        self.plan, self.slots, self.ring_bytes = plan, slots, ring_bytes
         self.task_samples = task_samples or samples_a_task(plan.chunk_size)
         self.first_epoch = checkpoint.epoch if checkpoint else 0
         self.starts = checkpoint.lanes if checkpoint else {lane: Frontier() for lane in range(plan.lanes)}
@@ -326,7 +335,7 @@ class Run:
             return f"{missing} more rank{'s' if missing > 1 else ''} of group {lane.group} to attach"
         if self._audience(lane, lane.stands + 1) is None:
             return "its ranks to begin the epoch"
-        if lane.ring is not None and not lane.ring.free:
+        if lane.ring is not None and (not lane.ring.free or lane.ring.alone >= ALONE_AT_ONCE):
             holder = self._holding_back(lane)
             return holder or "the trainer"
         if lane.producer.outstanding:
@@ -508,7 +517,7 @@ class Run:
             return []
         out: list[Instruction] = []
         gate, stream = self._gates.of(lane.epoch, lane.group), lane.producer.stream
-        while lane.ring is None or lane.ring.free:
+        while lane.ring is None or (lane.ring.free and lane.ring.alone < ALONE_AT_ONCE):
             until = batch_end(lane.stands, gate.most, self.plan.microbatch_size)
             readers = self._audience(lane, until)
             if readers is None:
@@ -543,13 +552,23 @@ class Run:
         return tuple(reader.client for reader in due if reader.epoch == lane.epoch)
 
     def _write_one(self, lane: Lane, count: int, readers: tuple[int, ...]) -> list[Instruction]:
-        layout = measure(lane.producer.take(count))
+        block = lane.producer.take(count)
+        layout = measure(block)
         records = lane.producer.stream.first - lane.written
         out: list[Instruction] = []
-        if lane.ring is None or lane.renew or not lane.ring.fits(layout.nbytes):
-            out.append(self._new_ring(lane, layout.nbytes))
+        if lane.ring is None or lane.renew:
+            # Of a first batch that is very large nothing says that others will be.
+            out.append(self._new_ring(lane, layout.nbytes if layout.nbytes <= LARGE_RING else 0))
         assert lane.ring is not None
-        slot = lane.ring.acquire(layout.nbytes)
+        slot: Slot | None
+        if lane.ring.outgrows(layout.nbytes) or self._too_large(layout.nbytes, lane):
+            slot = lane.ring.acquire_alone(layout.nbytes)
+            named = self._named(lane, block, records)
+            out.append(MakeRing(lane.number, slot.generation, layout.nbytes, 1, self._readers_of(lane), named))
+        else:
+            if not lane.ring.fits(layout.nbytes):
+                out.append(self._new_ring(lane, layout.nbytes))
+            slot = lane.ring.acquire(layout.nbytes)
         assert slot is not None
         lane.ring.publish(slot, readers)
         ready = BatchReady(
@@ -561,15 +580,38 @@ class Run:
 
     def _new_ring(self, lane: Lane, nbytes: int) -> MakeRing:
         """A first ring, or a larger one: with room to spare, since the next batch may be a little larger still."""
-        readers = tuple(r.client for r in self.readers.values() if r.group == lane.group)
-        slot_bytes, slots = ring_shape(nbytes, self.slots)
+        slot_bytes, slots = ring_shape(nbytes, self.slots, self._ring_share)
         lane.renew = False
         if lane.ring is None:
             lane.ring = RingWriter(slot_bytes, slots)
             shape = lane.ring.generation
         else:
             shape = lane.ring.regrow(slot_bytes, slots)
-        return MakeRing(lane.number, shape.id, slot_bytes, slots, readers)
+        return MakeRing(lane.number, shape.id, slot_bytes, slots, self._readers_of(lane))
+
+    def _readers_of(self, lane: Lane) -> tuple[int, ...]:
+        return tuple(r.client for r in self.readers.values() if r.group == lane.group)
+
+    @property
+    def _ring_share(self) -> int | None:
+        """Bytes that a lane's ring may take, so that all of them may grow once more with the old ones still in use."""
+        return None if self.ring_bytes is None else self.ring_bytes // (2 * max(1, len(self.lanes)))
+
+    def _too_large(self, nbytes: int, lane: Lane) -> bool:
+        """Whether a ring for such batches would be more than the lane's share, so that they had better travel alone."""
+        if lane.ring is None or lane.ring.fits(nbytes) or self._ring_share is None or nbytes < ALONE:
+            return False
+        slot_bytes, slots = ring_shape(nbytes, self.slots, self._ring_share)
+        return slot_bytes * slots > self._ring_share
+
+    def _named(self, lane: Lane, block: Block, records: int) -> str:
+        """A batch for people: its place in the lane, and the samples that it was made from."""
+        made = ""
+        if len(block.samples):
+            dataset, shard, row = block.samples[0, :3].tolist()
+            first = f"dataset {self.plan.dataset_names[dataset]!r}, shard {shard}, row {row}"
+            made = f", made from {len(block.samples)} samples, the first one {first},"
+        return f"the batch of records {lane.written} to {lane.written + records - 1} of lane {lane.number}{made}"
 
     def _holding_back(self, lane: Lane) -> str | None:
         """Whether readers wait for other groups' lanes rather than train."""

@@ -39,6 +39,11 @@ class Stages:
     def __getitem__(self, number: int) -> Stage:
         return self._stages[number]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of their memory."""
+        return sum(stage.memory.size for stage in self._stages.values())
+
     def of(self, front: Front, used: Collection[int | None]) -> tuple[int, list[int]]:
         """The stage for this front, one that is known if it is the same byte for byte; and those dropped to make room.
 

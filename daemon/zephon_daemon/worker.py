@@ -17,7 +17,9 @@ from typing import Any
 
 import cloudpickle
 
-from zephon.errors import RecordError, RunFailed, ZephonError
+from zephon.budget import SETTING
+from zephon.datasets.open_files import resources
+from zephon.errors import MemoryLimit, RecordError, RunFailed, ZephonError
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel
 from zephon.transport.layout import measure
 from zephon.transport.messages import decode, encode
@@ -30,13 +32,15 @@ from zephon.transport.protocol import (
     TaskDone,
     TaskFailed,
     WorkerReady,
+    WorkerShare,
 )
-from zephon.transport.rings import RingWriter
-from zephon.transport.segments import Segment
+from zephon.transport.rings import LARGE_RING, RingWriter, Slot
+from zephon.transport.segments import MemoryHeadroom, Segment
 from zephon.windows import Front, Outcome, Task
 from zephon_daemon.pages import give_back
 from zephon_daemon.scheduler import CREDITS
 
+HEADROOM = MemoryHeadroom(setting=f"{SETTING} or --workers")
 SLOTS = CREDITS
 SMALLEST_SLOT = 256 << 10
 MAX_REPORTS = 50
@@ -54,6 +58,7 @@ class Worker:
         self._tasks: deque[DoTask] = deque()
         self._ring: RingWriter | None = None
         self._segments: dict[int, Segment] = {}
+        self._ring_bytes: int | None = None
 
     def run(self) -> None:
         """Until the engine is gone."""
@@ -80,13 +85,16 @@ class Worker:
             return
         self._channel.flush()
         for payload, fds in self._channel.receive():
-            message = decode(payload, expect=(LoadStage, DropStage, DoTask, SlotFree))
+            message = decode(payload, expect=(LoadStage, DropStage, DoTask, SlotFree, WorkerShare))
             if isinstance(message, DoTask):
                 self._tasks.append(message)
             elif isinstance(message, SlotFree):
                 self._free(message)
             elif isinstance(message, LoadStage):
                 self._load(message, fds)
+            elif isinstance(message, WorkerShare):
+                self._ring_bytes = message.ring_bytes
+                resources().limit_to(message.cache_bytes)
             else:
                 self._end(message.stage)
 
@@ -129,11 +137,8 @@ class Worker:
 
     def _deliver(self, order: DoTask, outcome: Outcome, started: int) -> None:
         layout = measure(outcome.block)
-        if self._ring is None or not self._ring.fits(layout.nbytes):
-            self._grow(layout.nbytes)
+        slot = self._slot_for(layout.nbytes)
         assert self._ring is not None
-        slot = self._ring.acquire(layout.nbytes)
-        assert slot is not None, "the engine gave more tasks than the ring has slots"
         layout.write(self._segments[slot.generation].array[slot.offset : slot.offset + layout.nbytes])
         self._ring.publish(slot, (0,))
         spent = (time.perf_counter_ns() - started) // 1000
@@ -141,22 +146,54 @@ class Worker:
         done = (slot.generation, slot.index, layout.nbytes, outcome.skipped, reports, outcome.counters, spent)
         self._send(TaskDone(order.task, *done))
 
+    def _slot_for(self, nbytes: int) -> Slot:
+        """Room for a block. One too large for the ring, or for this worker's share, gets a segment of its own."""
+        if self._ring is None:
+            self._grow(nbytes if nbytes <= LARGE_RING else 0)
+        assert self._ring is not None
+        if self._ring.outgrows(nbytes) or (not self._ring.fits(nbytes) and self._too_large(nbytes)):
+            slot = self._ring.acquire_alone(nbytes)
+            self._make(slot.generation, nbytes, 1, alone=True)
+            return slot
+        if not self._ring.fits(nbytes):
+            self._grow(nbytes)
+        room = self._ring.acquire(nbytes)
+        assert room is not None, "the engine gave more tasks than the ring has slots"
+        return room
+
+    def _too_large(self, nbytes: int) -> bool:
+        """Whether a ring for such blocks could not grow once more with the old one still in use."""
+        return self._ring_bytes is not None and 2 * _slot_bytes(nbytes) * SLOTS > self._ring_bytes
+
     def _grow(self, nbytes: int) -> None:
-        size = max(SMALLEST_SLOT, 1 << (nbytes * 5 // 4 - 1).bit_length() if nbytes < 1 << 20 else nbytes * 5 // 4)
-        size = -(-size // 4096) * 4096
+        size = _slot_bytes(nbytes)
         if self._ring is None:
             self._ring = RingWriter(size, SLOTS)
         else:
             self._ring.regrow(size, SLOTS)
             for retired in self._ring.retired():
                 self._segments.pop(retired).close()
-        generation = self._ring.generation.id
-        segment = Segment.create(f"zephon-worker-{os.getpid()}", size * SLOTS)
+        self._make(self._ring.generation.id, size, SLOTS)
+
+    def _make(self, generation: int, slot_bytes: int, slots: int, alone: bool = False) -> None:
+        used = sum(segment.size for segment in self._segments.values())
+        size = slot_bytes * slots
+        if alone and self._ring_bytes is not None and used + size > self._ring_bytes:
+            raise MemoryLimit(
+                f"a block of {size} bytes needs a segment of its own, but only {max(0, self._ring_bytes - used)} bytes "
+                f"are left for this worker in the memory budget. Raise {SETTING}, or lower --workers."
+            )
+        segment = Segment.create(f"zephon-worker-{os.getpid()}", size, limit=HEADROOM)
         self._segments[generation] = segment
-        self._send(NewSegment(-1, generation, size, SLOTS), (segment.fileno(),))
+        self._send(NewSegment(-1, generation, slot_bytes, slots, alone), (segment.fileno(),))
 
     def _send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         self._channel.send(encode(message, limit=MAX_DESCRIPTOR), fds)
+
+
+def _slot_bytes(nbytes: int) -> int:
+    size = max(SMALLEST_SLOT, 1 << (nbytes * 5 // 4 - 1).bit_length() if 0 < nbytes < 1 << 20 else nbytes * 5 // 4)
+    return -(-size // 4096) * 4096
 
 
 def failure(task: int, error: BaseException) -> TaskFailed:

@@ -41,6 +41,11 @@ class Recent:
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
 
+    def limit_to(self, limit: int) -> None:
+        """Keep no more than that from now on."""
+        with self._lock:
+            self._limit = limit
+
     def find(self, key: Hashable) -> Any:
         """The value, or None."""
         with self._lock:
@@ -88,6 +93,12 @@ class Resources:
         self.parquet = Recent(32)
         self.row_groups = Recent(16 << 20)  # one that falls out costs its own decoding
         self.segments = Recent(64 << 20)  # of large row groups: to go back in one means to decode it from its start
+
+
+    def limit_to(self, nbytes: int) -> None:
+        """Keep no more than `nbytes` decoded from now on, a fifth of it as whole row groups."""
+        self.row_groups.limit_to(nbytes // 5)
+        self.segments.limit_to(nbytes - nbytes // 5)
 
 
 @functools.lru_cache(maxsize=1)

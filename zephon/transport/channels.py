@@ -202,8 +202,8 @@ class Channel:
 class Listener:
     """A server socket at a path, mode 0600. `close` removes the file, if it is still its own.
 
-    A connection of another user, who got past the mode somehow, is closed unheard; root's is not. Where this process has
-    no descriptor left, connections are turned away rather than left to wake it for ever.
+    A connection of another user, who got past the mode somehow, is closed unheard; root's is not. Where this process
+    has no descriptor left, connections are turned away rather than left to wake it for ever.
     """
 
     def __init__(self, path: str, server: socket.socket) -> None:

@@ -18,6 +18,9 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 MIB = 1 << 20
 
+BUDGET_SETTING = "`zephon daemon --memory` (or `zephon launch --memory`)"
+"""How the user sets the memory budget of a node."""
+
 # Version 1 says "no limit" with a huge number.
 _UNLIMITED = 1 << 60
 

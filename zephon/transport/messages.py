@@ -122,7 +122,7 @@ def encode(value: object, *, limit: int = MAX_MESSAGE) -> bytes:
     if spec is None:
         raise ProtocolError(f"{type(value).__qualname__} is not declared as a message")
     try:
-        # Text from elsewhere (a path, an exception) may hold what UTF-8 does not. It must not keep an error from coming.
+        # Text from elsewhere (a path, an exception) may hold what UTF-8 does not: that must not keep an error away.
         data: bytes = msgpack.packb((PROTOCOL, spec.name, spec.pack(value)), unicode_errors="backslashreplace")
     except _Refused as refused:
         raise ProtocolError(f"message {spec.name!r}, {refused}") from None

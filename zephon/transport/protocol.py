@@ -35,8 +35,8 @@ connection, + its resume statement in memory), DropReader, ExpectReaders, EndRun
 (+ memory in which it notes what it works on), WorkerServes, RunStarted, RunRefused, ReaderGone, EngineReport from the
 engine.
 
-Engine and worker (SEQPACKET pair): LoadStage (+ memory with the pickled stage), DoTask, SlotFree to the worker;
-WorkerReady, NewSegment (+ memory), TaskDone, TaskFailed from it.
+Engine and worker (SEQPACKET pair): WorkerShare, LoadStage (+ memory with the pickled stage), DoTask, SlotFree to the
+worker; WorkerReady, NewSegment (+ memory), TaskDone, TaskFailed from it.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Attach:
 class Attached:
     """What a client must know of the run. `totals` has each lane's records where arithmetic gives them (else empty);
     `starts` each lane's frontier (chunk, offset, records, skipped), `sources` the state of the work source in those
-    that have one."""
+    that have one. `memory` is the node's budget in bytes, 0 for none."""
 
     identity: str
     lanes: int
@@ -126,6 +126,7 @@ class Attached:
     starts: list[list[int]]
     warnings: list[str]
     sources: dict[int, str] = field(default_factory=dict)
+    memory: int = 0
 
     def frontiers(self) -> dict[int, Frontier]:
         """The frontier of each lane that the run started from."""
@@ -222,12 +223,16 @@ class Hungry:
 @message("new_segment")
 @dataclass(frozen=True, slots=True)
 class NewSegment:
-    """Memory for a lane's ring (or a worker's, lane -1); its descriptor comes with the message."""
+    """Memory for a lane's ring (or a worker's, lane -1); its descriptor comes with the message.
+
+    With `alone` it is for one payload only, and the ring stays as it is.
+    """
 
     lane: int
     generation: int
     slot_bytes: int
     slots: int
+    alone: bool = False
 
 
 @message("batch_ready")
@@ -458,6 +463,15 @@ class LoadStage:
 @dataclass(frozen=True, slots=True)
 class DropStage:
     stage: int
+
+
+@message("worker_share")
+@dataclass(frozen=True, slots=True)
+class WorkerShare:
+    """How many bytes the worker's rings may take, and what it may keep decoded."""
+
+    ring_bytes: int
+    cache_bytes: int
 
 
 @message("worker_ready")

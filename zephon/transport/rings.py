@@ -4,10 +4,12 @@ A ring is a segment cut into equal slots, one payload each:
 
     generation 0   | slot 0 | slot 1 | slot 2 | ...        offset of slot i = i * slot_bytes
     generation 1   |  slot 0  |  slot 1  | ...             a new segment, after `regrow`
+    generation 2   |            slot 0            |        a payload `alone`: a segment for it only, the ring stays
 
 Writer's side, `RingWriter`: bookkeeping alone, it touches no byte of the segment. A slot goes
 `free -> acquired -> published to a set of readers -> free` when the last of these has returned it or is gone, in any
-order. After `regrow` the old generation gives out no slot and retires once all of its slots are back.
+order. After `regrow` the old generation gives out no slot and retires once all of its slots are back, as does the
+generation of a payload alone.
 
 Reader's side, `LeaseKeeper`: the lease on a slot is the lifetime of the arrays over it. A numpy view refers to the
 array at the end of its chain of bases, but the chain is not followed past an array of another type. So an ndarray
@@ -45,11 +47,27 @@ SLOTS = 8
 LARGE_RING = 64 << 20
 
 
-def ring_shape(nbytes: int, slots: int | None = None) -> tuple[int, int]:
+ALONE = 1 << 20
+"""Smaller payloads never travel alone: to make the ring larger costs less than a segment for each."""
+
+ALONE_AT_ONCE = 2
+"""Payloads of one ring that travel alone at once: the next one waits until one of them is back."""
+
+_OUTGROWN = 4
+_IN_A_ROW = 4
+
+
+def ring_shape(nbytes: int, slots: int | None = None, most: int | None = None) -> tuple[int, int]:
     """`(slot_bytes, slots)` of a ring for payloads of about `nbytes`: with a quarter to spare, and eight slots unless
-    told otherwise or (from 64 MiB a ring on) fewer, but four at least."""
-    slot_bytes = -(-nbytes * 5 // 4 // PAGE) * PAGE
-    return slot_bytes, slots or max(4, min(SLOTS, LARGE_RING // slot_bytes))
+    told otherwise or (from 64 MiB a ring on) fewer, but four at least.
+
+    Where it would take more than `most` bytes it has fewer slots, unless their number was told, but two at least.
+    """
+    slot_bytes = max(1, -(-nbytes * 5 // 4 // PAGE)) * PAGE
+    if slots is not None:
+        return slot_bytes, slots
+    wanted = max(4, min(SLOTS, LARGE_RING // slot_bytes))
+    return slot_bytes, wanted if most is None else max(2, min(wanted, most // slot_bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +107,7 @@ class _Drain:
 
     shape: Generation
     free: list[int]
+    alone: bool = False
     acquired: set[int] = field(default_factory=set)
     published: dict[int, set[int]] = field(default_factory=dict)
 
@@ -109,7 +128,9 @@ class RingWriter:
     ) -> None:
         self._generations: dict[int, _Drain] = {}
         self._retired: list[int] = []
-        self._current = self._begin(generation, slot_bytes, slots)
+        self._next = generation
+        self._outgrown = 0
+        self._current = self._begin(slot_bytes, slots)
         for index, readers in (held or {}).items():
             if index not in self._current.free:
                 raise ValueError(f"held slot {index} does not exist in a ring of {slots} slots")
@@ -118,11 +139,13 @@ class RingWriter:
                 self._current.free.remove(index)
                 self._current.published[index] = left
 
-    def _begin(self, number: int, slot_bytes: int, slots: int) -> _Drain:
+    def _begin(self, slot_bytes: int, slots: int, *, alone: bool = False) -> _Drain:
         if slot_bytes <= 0 or slots <= 0:
             raise ValueError(f"a ring needs slots of a positive size, not {slots} slots of {slot_bytes} bytes")
         # The slot freed last is used first: its bytes are the likeliest to be in a cache.
-        drain = _Drain(Generation(number, slot_bytes, slots), list(range(slots - 1, -1, -1)))
+        number = self._next
+        self._next += 1
+        drain = _Drain(Generation(number, slot_bytes, slots), list(range(slots - 1, -1, -1)), alone)
         self._generations[number] = drain
         return drain
 
@@ -144,6 +167,33 @@ class RingWriter:
     def fits(self, nbytes: int) -> bool:
         """Whether a payload of `nbytes` fits a slot of this generation at all."""
         return nbytes <= self._current.shape.slot_bytes
+
+    @property
+    def alone(self) -> int:
+        """Payloads in flight that travel alone."""
+        return sum(drain.alone for drain in self._generations.values())
+
+    def outgrows(self, nbytes: int) -> bool:
+        """Whether a payload that does not fit should travel alone rather than make every slot as large.
+
+        So it is with one several times the size of a slot, unless it is one of a few in a row.
+        """
+        if self.fits(nbytes):
+            self._outgrown = 0
+            return False
+        self._outgrown += 1
+        large = nbytes > max(ALONE, _OUTGROWN * self._current.shape.slot_bytes)
+        return large and self._outgrown < _IN_A_ROW
+
+    def acquire_alone(self, nbytes: int) -> Slot:
+        """The only slot of a generation for this payload; its segment is to be made, and to be closed when it retires.
+
+        The generation that gives out slots stays the same.
+        """
+        drain = self._begin(nbytes, 1, alone=True)
+        drain.free.clear()
+        drain.acquired.add(0)
+        return Slot(drain.shape.id, 0, 0)
 
     def acquire(self, nbytes: int) -> Slot | None:
         """A slot to write `nbytes` into; None when none is free, or when `fits` says no."""
@@ -217,7 +267,8 @@ class RingWriter:
     def regrow(self, slot_bytes: int, slots: int) -> Generation:
         """Starts the next generation, whose slots live in a new segment; the old one only drains from now on."""
         old = self._current
-        self._current = self._begin(old.shape.id + 1, slot_bytes, slots)
+        self._current = self._begin(slot_bytes, slots)
+        self._outgrown = 0
         self._retire_if_empty(old)
         return self._current.shape
 
@@ -245,7 +296,8 @@ class RingWriter:
         """Every slot is in exactly one place, published ones have a reader, and only draining generations linger."""
         assert self._generations[self._current.shape.id] is self._current
         for number, drain in self._generations.items():
-            assert number == drain.shape.id <= self._current.shape.id
+            assert number == drain.shape.id < self._next
+            assert drain.alone or number <= self._current.shape.id
             places = [*drain.free, *drain.acquired, *drain.published]
             assert sorted(places) == list(range(drain.shape.slots)), f"generation {number}: {sorted(places)}"
             assert all(drain.published.values()), f"generation {number} has a published slot without a reader"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from zephon.errors import ProtocolError
-from zephon.transport.rings import Generation, RingWriter, Slot
+from zephon.transport.rings import ALONE, Generation, RingWriter, Slot, ring_shape
 
 
 class RingMachine(RuleBasedStateMachine):
@@ -20,6 +20,7 @@ class RingMachine(RuleBasedStateMachine):
         self.reading: dict[Slot, set[int]] = {}
         self.alive = {0}
         self.retired: set[int] = set()
+        self.made = 0
 
     def _capacity(self) -> int:
         current = self.ring.generation
@@ -75,10 +76,19 @@ class RingMachine(RuleBasedStateMachine):
         for slot in freed:
             del self.reading[slot]
 
+    @rule(nbytes=st.integers(0, 4000))
+    def acquire_alone(self, nbytes: int) -> None:
+        before = self.ring.generation
+        slot = self.ring.acquire_alone(nbytes + 1)
+        self.made += 1
+        assert slot == Slot(self.made, 0, 0)
+        assert self.ring.generation == before
+        self.writing.append(slot)
+
     @rule(slot_bytes=st.integers(1, 300), slots=st.integers(1, 4))
     def regrow(self, slot_bytes: int, slots: int) -> None:
-        before = self.ring.generation.id
-        assert self.ring.regrow(slot_bytes, slots) == Generation(before + 1, slot_bytes, slots)
+        self.made += 1
+        assert self.ring.regrow(slot_bytes, slots) == Generation(self.made, slot_bytes, slots)
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -90,7 +100,7 @@ class RingMachine(RuleBasedStateMachine):
         self.retired.update(newly)
         current = self.ring.generation.id
         draining = {slot.generation for slot in [*self.writing, *self.reading]} - {current}
-        assert self.retired == set(range(current)) - draining
+        assert self.retired == set(range(self.made + 1)) - draining - {current}
 
 
 TestRingMachine = RingMachine.TestCase
@@ -151,6 +161,30 @@ def test_after_regrowing_the_old_generation_retires_with_its_last_slot_and_knows
     assert ring.retired() == []
     with pytest.raises(ProtocolError, match="no such generation"):
         ring.returned(kept, 1)
+
+
+def test_a_payload_several_times_too_large_travels_alone_unless_it_is_one_of_many() -> None:
+    ring = RingWriter(ALONE // 2, 2)
+    assert not ring.outgrows(ALONE // 2)
+    assert not ring.outgrows(ALONE)  # the ring had better grow
+    assert ring.outgrows(3 * ALONE)
+    slot = ring.acquire_alone(3 * ALONE)
+    assert (ring.alone, ring.free, ring.generation.id) == (1, 2, 0)
+    ring.publish(slot, {1})
+    assert ring.returned(slot, 1)
+    assert (ring.alone, ring.retired()) == (0, [1])
+    assert not ring.outgrows(1)
+    assert [ring.outgrows(3 * ALONE) for _ in range(5)] == [True, True, True, False, False]
+    assert not RingWriter(8, 2).outgrows(ALONE)  # small ones never do
+
+
+def test_a_ring_has_fewer_slots_where_memory_is_short_but_two_at_least_and_as_many_as_were_told() -> None:
+    assert ring_shape(4096) == (8192, 8)
+    assert ring_shape(4096, most=5 * 8192) == (8192, 5)
+    assert ring_shape(4096, most=1) == (8192, 2)
+    assert ring_shape(4096, 6, most=1) == (8192, 6)
+    assert ring_shape(0) == (4096, 8)
+    assert ring_shape(1 << 30)[1] == 4
 
 
 def test_a_restarted_writer_takes_over_the_slots_that_readers_still_hold() -> None:
