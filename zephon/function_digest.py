@@ -318,7 +318,7 @@ def _source_of(fn: types.FunctionType) -> str:
     return "".join(lines)
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)
 def _parsed(source: str) -> ast.Module | None:
     try:
         return ast.parse(source)
@@ -326,14 +326,19 @@ def _parsed(source: str) -> ast.Module | None:
         return None
 
 
+@functools.lru_cache(maxsize=32)
+def _functions(source: str) -> list[ast.AST]:
+    """All functions and lambdas that a file defines."""
+    tree = _parsed(source)
+    nodes = () if tree is None else ast.walk(tree)
+    return [node for node in nodes if isinstance(node, (ast.Lambda, ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
 def _node_of(fn: types.FunctionType) -> ast.AST | None:
     """The definition of a function in its file, or None."""
     code = fn.__code__
     source = _source_of(fn)
-    tree = _parsed(source) if source else None
-    if tree is None:
-        return None
-    found = [node for node in ast.walk(tree) if _begins(node, code)]
+    found = [node for node in _functions(source) if _begins(node, code)]
     if len(found) > 1:
         found = _same_code(source, code, len(found))
     return found[0] if found else None
