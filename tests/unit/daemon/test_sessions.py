@@ -575,12 +575,24 @@ def test_every_request_is_answered_once_and_invariants_hold_whatever_happens(dat
     pending = {"engine": False}
     for _ in range(data.draw(st.integers(1, 40))):
         what = data.draw(st.sampled_from(
-            ["hello", "hello", "attach", "attach", "gone", "goodbye", "ready", "started", "refused", "died", "later"]))
+            ["hello", "hello", "back", "attach", "attach", "state", "gone", "goodbye", "ready", "started", "refused",
+             "died", "later"]))
         known = {w.client: w for w in welcomes}
         if what == "hello":
             job, group = data.draw(st.sampled_from("ab")), data.draw(st.integers(0, 1))
             scene.hello(group, 2, job=job, readers=data.draw(st.integers(1, 2)),
                         pipeline=data.draw(st.sampled_from(["pipeline", "eval"])))
+        elif what == "back" and known:
+            old = known[data.draw(st.sampled_from(sorted(known)))]
+            client = scene.sessions.clients.get(old.client)
+            group = client.hello.dp_group_id if client is not None else data.draw(st.integers(0, 1))
+            scene.hello(group, 2, job=data.draw(st.sampled_from("aab")), old=old, readers=data.draw(st.integers(1, 2)))
+        elif what == "state" and known:
+            who = known[data.draw(st.sampled_from(sorted(known)))]
+            client = scene.sessions.clients.get(who.client)
+            group = client.hello.dp_group_id if client is not None else 0
+            seed = data.draw(st.sampled_from([None, None, 3]))
+            scene.attach(who, stated=statement(group, data.draw(st.integers(0, 4)), seed=seed))
         elif what == "attach" and known:
             who = known[data.draw(st.sampled_from(sorted(known)))]
             scene.attach(who, data.draw(st.sampled_from(["", checkpoint(8)])))
