@@ -1,10 +1,10 @@
 """A pool of documents that wait for a bin they fit well.
 
-When more than `size` documents wait, one is placed. With best fit it is the longest that goes into the fullest bin
-which any of them fits: as good in the end as comparing all documents with all bins for the closest pair (the share of
-padding came out the same to four digits), and found by two searches. With first fit it is the oldest document for
-which some open bin has room. Where no document fits any bin, the oldest is placed by the usual rule. So is, before all
-others, one that has seen `patience` documents placed since it came.
+When more than `size` documents wait, one is placed: of the bins that any of them fits, the fullest (best fit) or the
+oldest (first fit) takes the longest that fits it. For best fit that is as good as comparing all documents with all bins
+for the closest pair (the share of padding came out the same to four digits), and it takes two searches. Where no
+document fits any bin, the oldest is placed by the usual rule. So is, before all others, one that has seen `patience`
+documents placed since it came.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ class _Waiting(Bins):
         super().__init__(rules)
         self.size, self.patience = size, patience
         self._pool: dict[int, int] = {}  # the keys that wait, oldest first -> what `_placed` was when it came
+        self._by_length: list[int] = []  # the same keys, sorted
         self._placed = 0
 
     def place(self, keys: Sequence[int]) -> Placement:
         for key in keys:
             self._now = key
             self._pool[key] = self._placed
-            self._joined(key)
+            insort(self._by_length, key)
             if len(self._pool) > self.size:
                 self._place_one()
         return self._taken()
@@ -39,23 +40,14 @@ class _Waiting(Bins):
         return self._taken()
 
     def _place_one(self) -> None:
-        key = next(iter(self._pool))
+        key, waiting = next(iter(self._pool)), self._by_length
         if self.patience is None or self._placed - self._pool[key] < self.patience:
-            key = self._choice(key)
-        del self._pool[key]
-        self._left(key)
+            level = self._find(waiting[0])
+            if level is not None:
+                key = waiting[bisect_right(waiting, level | NUMBER) - 1]
+        del self._pool[key], waiting[bisect_left(waiting, key)]
         self._placed += 1
         self._settle(key)
-
-    def _choice(self, oldest: int) -> int:
-        """The waiting document to be placed next."""
-        raise NotImplementedError
-
-    def _joined(self, key: int) -> None:
-        """A document has come to wait."""
-
-    def _left(self, key: int) -> None:
-        """A document waits no more."""
 
 
 class FirstFitCandidates(_Waiting, FirstFit):
@@ -64,33 +56,25 @@ class FirstFitCandidates(_Waiting, FirstFit):
     def place(self, keys: Sequence[int]) -> Placement:
         if self.patience is not None or self.most is not None:
             return super().place(keys)
-        pool, size = self._pool, self.size
+        waiting, pool, size = self._by_length, self._pool, self.size
         for key in keys:
-            self._now = key
             pool[key] = 0
-            if len(pool) <= size:
+            insort(waiting, key)
+            if len(waiting) <= size:
                 continue
-            room = max(self._tops, default=0) | NUMBER
-            for waiting in pool:
-                if waiting <= room:
-                    del pool[waiting]
-                    self._fill(waiting)
-                    break
-            else:
+            self._now = key
+            level = self._find(waiting[0])
+            if level is None:
                 self._place_one()
+            else:
+                chosen = waiting.pop(bisect_right(waiting, level | NUMBER) - 1)
+                del pool[chosen]
+                self._fill(chosen)
         return self._taken()
-
-    def _choice(self, oldest: int) -> int:
-        room = max(self._tops, default=0) | NUMBER
-        return next((key for key in self._pool if key <= room), oldest)
 
 
 class BestFitCandidates(_Waiting, BestFit):
     """Best fit, with a pool."""
-
-    def __init__(self, rules: Rules, size: int, patience: int | None = None) -> None:
-        super().__init__(rules, size, patience)
-        self._by_length: list[int] = []
 
     def place(self, keys: Sequence[int]) -> Placement:
         if self.patience is not None or self.most is not None:
@@ -120,14 +104,3 @@ class BestFitCandidates(_Waiting, BestFit):
                 del opened[left]
                 self._close(left)
         return self._taken()
-
-    def _choice(self, oldest: int) -> int:
-        levels, waiting = self._levels, self._by_length
-        at = bisect_left(levels, waiting[0] & LENGTH)
-        return waiting[bisect_right(waiting, levels[at] | NUMBER) - 1] if at < len(levels) else oldest
-
-    def _joined(self, key: int) -> None:
-        insort(self._by_length, key)
-
-    def _left(self, key: int) -> None:
-        del self._by_length[bisect_left(self._by_length, key)]

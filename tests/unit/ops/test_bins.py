@@ -53,9 +53,7 @@ class Plain:
         self.settle(*chosen[:2])
 
     def choice(self) -> tuple[int, int, int] | None:
-        if not self.best:
-            return next((w for w in self.waiting if any(self.room(b) >= w[1] for b in self.open)), None)
-        for number in sorted(self.open, key=self.room):
+        for number in sorted(self.open, key=self.room) if self.best else self.open:
             fitting = [w for w in self.waiting if w[1] <= self.room(number)]
             if fitting:
                 return max(fitting, key=lambda w: w[1])
