@@ -20,20 +20,16 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
-import numpy as np
-import numpy.typing as npt
 
 from zephon.budget import SETTING, Budget
 from zephon.errors import MemoryLimit, ProtocolError, RunFailed, ZephonError
 from zephon.frontiers import checkpoint_from_text
 from zephon.lanes import check_topology
-from zephon.pipeline import Pipeline
 from zephon.recipe import load_recipe
-from zephon.runners import Pool, make_pool
+from zephon.runners import make_pool
 from zephon.transport import protocol as p
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel, close_all
 from zephon.transport.large import send_large
@@ -44,7 +40,8 @@ from zephon.transport.statement import decode_statement
 from zephon.windows import Front, Outcome, Task, pointers_of
 from zephon_daemon.black_box import BlackBox
 from zephon_daemon.pages import give_back
-from zephon_daemon.report import bounded, run_report
+from zephon_daemon.ports import ClientPort, LiveRun, WorkerPort, WorkerRing, read_memory, worker_slot
+from zephon_daemon.report import bounded
 from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
 from zephon_daemon.scheduler import Scheduler, Work
 from zephon_daemon.stages import Stages
@@ -64,58 +61,6 @@ TASKS_AHEAD_LOCAL = 2
 REPORTS_LOGGED = 20
 
 _log = logging.getLogger("zephon.engine")
-
-
-@dataclass
-class LiveRun:
-    """A run with what the shell holds for it."""
-
-    number: int
-    name: str
-    pipeline: Pipeline
-    run: Run
-    segments: dict[tuple[int, int], Segment] = field(default_factory=dict)
-    pool: Pool | None = None
-    stage: int | None = None
-    failed: p.Failed | None = None
-    reported: int = 0
-    through: str = ""
-    """The operators that run in the engine, for the black box."""
-
-    def report(self) -> dict[str, Any]:
-        """The run for `zephon progress`."""
-        rings_bytes = sum(segment.size for segment in self.segments.values())
-        return run_report(self.name, self.run, rings_bytes, self.failed.text if self.failed is not None else None)
-
-
-@dataclass(frozen=True)
-class WorkerRing:
-    """One segment of a worker's: `slots` slots of `slot_bytes` bytes."""
-
-    segment: Segment
-    slot_bytes: int
-    slots: int
-    alone: bool
-
-
-@dataclass
-class WorkerPort:
-    """A worker's connection, its memory, and the stages it has been given."""
-
-    channel: Channel
-    pid: int
-    segments: dict[int, WorkerRing] = field(default_factory=dict)
-    stages: set[int] = field(default_factory=set)
-
-
-@dataclass
-class ClientPort:
-    """A client's connection."""
-
-    channel: Channel
-    run: int
-    hungry: int | None = None
-    seen: int = 0
 
 
 class Engine:
@@ -208,9 +153,9 @@ class Engine:
         elif isinstance(message, p.WorkerGone):
             self._lose_worker(message.worker, message.how)
         elif isinstance(message, p.StartRun):
-            self._start_run(message, _read_memory(fds.pop(0)))
+            self._start_run(message, read_memory(fds.pop(0)))
         elif isinstance(message, p.AddReader):
-            self._add_reader(message, Channel.from_fd(fds.pop(0)), _read_memory(fds.pop(0)) if fds else b"")
+            self._add_reader(message, Channel.from_fd(fds.pop(0)), read_memory(fds.pop(0)) if fds else b"")
         elif isinstance(message, p.ExpectReaders):
             self._expect(message)
         elif isinstance(message, p.DropReader):
@@ -368,7 +313,7 @@ class Engine:
         return live is not None and live.pool is None
 
     def _task_done(self, number: int, port: WorkerPort, message: p.TaskDone) -> None:
-        block = read(_worker_slot(port, message))  # before the task counts as done, in case it has to be done again
+        block = read(worker_slot(port, message))  # before the task counts as done, in case it has to be done again
         work = self._scheduler.done(number, message.task, message.microseconds)
         if work is not None and self._scheduler.workers[number].done == 1:
             self._to_daemon(p.WorkerServes(number))
@@ -670,25 +615,6 @@ def _hopeless(live: LiveRun, work: Work) -> p.Failed:
         "Look for a record that makes an operator crash or take too much memory."
     )
     return p.Failed(RunFailed.__name__, text, [])
-
-
-def _worker_slot(port: WorkerPort, done: p.TaskDone) -> npt.NDArray[np.uint8]:
-    """The bytes of a block in a worker's memory."""
-    ring = port.segments.get(done.generation)
-    if ring is None or not 0 <= done.index < ring.slots or not 0 <= done.nbytes <= ring.slot_bytes:
-        raise ProtocolError(
-            f"a block of {done.nbytes} bytes in slot {done.index} of generation {done.generation}, which is not there"
-        )
-    offset = done.index * ring.slot_bytes
-    return ring.segment.array[offset : offset + done.nbytes]
-
-
-def _read_memory(fd: int) -> bytes:
-    """The text behind a memory descriptor, which is closed."""
-    try:
-        return os.pread(fd, os.fstat(fd).st_size, 0).rstrip(b"\0")
-    finally:
-        os.close(fd)
 
 
 def main(fd: int, recipe: str, settings: dict[str, Any]) -> None:
