@@ -221,6 +221,7 @@ class Engine:
             ring_bytes=self._budget.lane_rings,
         )
         live = LiveRun(order.run, order.pipeline, pipeline, run)
+        live.careful = order.careful
         live.through = ", ".join(operator.name for operator in plan.back) or "the making of batches"
         front = Front(plan)
         if pipeline.execution.runner in ("inline", "threads"):
@@ -404,7 +405,7 @@ class Engine:
                 live.reported += 1
                 more = "; further ones are only counted" if live.reported == REPORTS_LOGGED else ""
                 _log.warning("%s%s", report, more)
-        self._box.task(work.task, live.through)
+        self._box.task(work.task, live.through + (_beginning_with(live, work.task) if live.careful else ""))
         try:
             self._carry_out(live, live.run.outcome(work.task.lane, work.task.epoch, work.number, outcome))
         except USERS as error:  # an accumulator, or a stateless operator after one, failed
@@ -607,14 +608,17 @@ class Engine:
 
 def _hopeless(live: LiveRun, work: Work) -> p.Failed:
     task = work.task
-    names = live.run.plan.dataset_names
-    dataset, shard, row = pointers_of(live.run.plan, task)[0].tolist()
     text = (
         f"{len(work.deaths)} workers died on the same samples ({'; '.join(work.deaths)}): lane {task.lane}, its "
-        f"samples {task.low} to {task.high - 1}, beginning with dataset {names[dataset]!r}, shard {shard}, row {row}. "
+        f"samples {task.low} to {task.high - 1}{_beginning_with(live, task)}. "
         "Look for a record that makes an operator crash or take too much memory."
     )
     return p.Failed(RunFailed.__name__, text, [])
+
+
+def _beginning_with(live: LiveRun, task: Task) -> str:
+    dataset, shard, row = pointers_of(live.run.plan, task)[0].tolist()
+    return f", beginning with dataset {live.run.plan.dataset_names[dataset]!r}, shard {shard}, row {row}"
 
 
 def main(fd: int, recipe: str, settings: dict[str, Any]) -> None:

@@ -34,6 +34,8 @@ class LiveRun:
     reported: int = 0
     through: str = ""
     """The operators that run in the engine, for the black box."""
+    careful: bool = False
+    """Whether the black box is to name the samples in work, too."""
 
     def report(self) -> dict[str, Any]:
         """The run for `zephon progress`."""

@@ -439,9 +439,9 @@ class Sessions:
         """Have the engine start a run; lanes of the groups that are here at once, unless they may stand anywhere."""
         groups = {c.hello.dp_group_id for c in self.clients.values() if c.hello.pipeline == run.pipeline}
         allowed = [] if run.resumed else list(attach.allow_changed)  # the origin's identity has the changes
-        message = StartRun(
-            run.number, run.pipeline, run.shape.dp_degree, allowed, [] if run.resumed else sorted(groups)
-        )
+        begun = [] if run.resumed else sorted(groups)
+        careful = bool(run.deaths)
+        message = StartRun(run.number, run.pipeline, run.shape.dp_degree, allowed, begun, careful)
         return Start(message, run.origin)
 
     def _despair(self, run: Run, client: Client) -> _Wait:

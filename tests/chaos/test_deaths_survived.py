@@ -177,7 +177,7 @@ def test_a_record_that_kills_every_engine_is_an_error_that_leads_to_it(runtime_f
     with Daemon(recipe, workers=1) as daemon:
         with Ranks(daemon.socket, 2) as ranks:
             for error in ranks.each(lambda rank: ranks.refused(rank, RunFailed)):
-                facts = ["died 3 times", "SIGSEGV", "at work on lane", "samples", "shuffle, map_transform"]
+                facts = ["died 3 times", "SIGSEGV", "at work on lane", "shuffle, map_transform", "'count', shard"]
                 assert all(fact in str(error) for fact in facts), error
             with pytest.raises(RunFailed, match="died 3 times"):
                 next(ranks.loaders[0])

@@ -330,7 +330,7 @@ class Failed:
 @dataclass(frozen=True, slots=True)
 class StartRun:
     """Give a pipeline's run its shape. The checkpoint (JSON, maybe empty) comes as a memory descriptor with the
-    message.
+    message. `careful`: engines have died under the run, so note by name what is in work.
     """
 
     run: int
@@ -338,6 +338,7 @@ class StartRun:
     dp_degree: int
     allow_changed: list[str]
     groups: list[int]
+    careful: bool = False
 
 
 @message("run_started")
