@@ -24,6 +24,7 @@ _HOMES = {
     "WorkChunk": "zephon.custom_source",
     "WorkSource": "zephon.custom_source",
     "ZephonError": "zephon.errors",
+    "generator": "zephon.randomness",
     "load_checkpoint": "zephon.checkpoints",
     "merge_checkpoints": "zephon.checkpoints",
     "save_checkpoint": "zephon.checkpoints",
