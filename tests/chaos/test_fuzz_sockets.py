@@ -12,7 +12,8 @@ import pytest
 
 from tests.chaos.hostile import Hostile
 from tests.corpora import COUNT
-from tests.running import Daemon, Ledger, plan_of, write_recipe
+from tests.running import Daemon, Ledger, plan_of, until, write_recipe
+from zephon.errors import DaemonUnavailable
 from zephon_client import connect
 
 RECIPE = """
@@ -50,6 +51,15 @@ def _footprint(pids: dict[str, int]) -> dict[str, tuple[int, int]]:
             for name, pid in pids.items() if not name.startswith("worker")}  # fmt: skip
 
 
+def _pids(daemon: Daemon) -> dict[str, int] | None:
+    """The daemon's processes; None while it has other things to answer."""
+    assert daemon.process.poll() is None, daemon.errors
+    try:
+        return daemon.pids()
+    except DaemonUnavailable:
+        return None
+
+
 def test_malformed_oversized_and_untimely_messages_to_every_socket_are_felt_by_nobody_else(
     runtime_folder: Path, recipe: str, amount: Callable[[int, int], int]
 ) -> None:
@@ -63,6 +73,7 @@ def test_malformed_oversized_and_untimely_messages_to_every_socket_are_felt_by_n
             hostile = Hostile(daemon.socket, "mine", seed=amount(1, 2))
             try:
                 hostile.storm(amount(1500, 100_000))
+                until(lambda: hostile.joined() or hostile.answers["Attached"])
             finally:
                 hostile.close()
         finally:
@@ -70,7 +81,7 @@ def test_malformed_oversized_and_untimely_messages_to_every_socket_are_felt_by_n
         epochs = [rank.result() for rank in ranks]
         for epoch in range(min(epochs)):  # when to stop, one may have heard an epoch later
             ledger.check(epoch)
-        assert daemon.pids() == pids, daemon.errors
+        assert until(lambda: _pids(daemon)) == pids, daemon.errors
         assert hostile.answers["Refused"] > 0
         assert hostile.answers["Attached"] > 0
         assert {"garbage request", "strange request", "raw bytes", "before joining", "attached"} <= {*hostile.sent}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zephon.columns import Block, IntArray
+from zephon.datasets.open_files import resources
 from zephon.datasets.source import Source
 from zephon.ops.base import Faults
 
@@ -54,9 +55,18 @@ def gather(
             bad += [(int(order[low + place]), cause) for place, cause in piece.bad]
             samples = samples[good[low:high]]
         blocks.append(Block(piece.columns, samples))
+    _report_stumbles(faults)
     for place, cause in sorted(bad):
         faults.bad(tuple(pointers[place, :3].tolist()), "read", cause)
     block = Block.concat(blocks)
     if ordered:
         return block
     return block.take(np.argsort(order[good], kind="stable"))
+
+
+def _report_stumbles(faults: Faults) -> None:
+    """What storage failed at and was read again is counted and logged; it changes no record."""
+    stumbles = resources().stumbles
+    while stumbles:
+        faults.count("storage retries", 1)
+        faults.reports.append(stumbles.popleft())

@@ -12,7 +12,7 @@ import functools
 import os
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from typing import Any, TypeVar
 
@@ -93,6 +93,8 @@ class Resources:
         self.parquet = Recent(32)
         self.row_groups = Recent(16 << 20)  # one that falls out costs its own decoding
         self.segments = Recent(64 << 20)  # of large row groups: to go back in one means to decode it from its start
+        self.stumbles: deque[str] = deque(maxlen=1000)
+        """What storage failed at for the moment and was tried again: taken out by who reports it."""
 
 
     def limit_to(self, nbytes: int) -> None:
@@ -164,6 +166,7 @@ def patiently(
                 raise DatasetError(
                     f"{path} cannot be read{tries}: {error.strerror or error}; check the file and its storage"
                 ) from error
+            resources().stumbles.append(f"{path}: {error.strerror or error}; it is read again in {pause:g} s")
             before_retry()
             wait(pause)
     raise AssertionError("unreachable")
