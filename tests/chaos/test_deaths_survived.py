@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.running import Daemon, Ledger, Ranks, counting, launch, mixed, plan_of, until, write_recipe
+from tests.running import Daemon, Ledger, Ranks, counting, launch, mixed, plan_of, python, until, write_recipe
 from zephon.errors import CheckpointMismatch, DaemonUnavailable, RunFailed
 from zephon_client import connect
 from zephon_client.absence import UNSUPERVISED_SECONDS
@@ -123,6 +123,42 @@ def daemon_of(launcher: int) -> int | None:
             if " ".join(child.cmdline()).startswith("zephon daemon"):
                 return child.pid
     return None
+
+
+LONELY = """
+import sys
+from zephon_client import connect
+with connect(dp_degree=4, dp_group_id=int(sys.argv[1]), output="numpy") as loader:
+    for batch in loader:
+        print(loader.rounds, flush=True)
+"""
+
+
+def test_a_rank_that_is_killed_alone_leaves_the_others_alone_and_a_new_job_starts_at_once(
+    runtime_folder: Path,
+) -> None:
+    recipe = counting(runtime_folder, 4000, 4, lanes=4, batch=4, source="exhausted_policy='repeat'")
+    with Daemon(recipe, workers=1) as daemon:
+        environment = {"ZEPHON_SOCKET": daemon.socket}
+        ranks = [python(runtime_folder, LONELY, str(group), environment=environment) for group in range(4)]
+        with ranks[0], ranks[1], ranks[2], ranks[3]:
+            for rank in ranks:
+                rank.line()
+            ranks[2].stop(signal.SIGKILL)
+            until(lambda: len(daemon.report()["clients"]) == 3)
+            for rank in (ranks[0], ranks[1], ranks[3]):
+                for _ in range(100):
+                    assert rank.line()
+            again = [
+                python(runtime_folder, LONELY, str(group), environment={**environment, "TORCHELASTIC_RUN_ID": "again"})
+                for group in range(4)
+            ]
+            with again[0], again[1], again[2], again[3]:
+                for rank in (ranks[0], ranks[1], ranks[3]):
+                    rank.stop(signal.SIGKILL)
+                for rank in again:
+                    assert rank.line()
+                    rank.stop(signal.SIGKILL)
 
 
 def test_case_D10_a_daemon_that_nobody_starts_again_is_an_error_in_seconds_and_the_next_daemon_is_found(
