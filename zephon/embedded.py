@@ -8,6 +8,7 @@ lanes, and says so once.
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from zephon.types import SampleBatch
 from zephon.windows import TASK_SAMPLES, Outcome
 
 T = TypeVar("T")
+
+_log = logging.getLogger("zephon.embedded")
 
 
 class LaneRun:
@@ -50,6 +53,9 @@ class LaneRun:
         outcome = future.result()
         self._in_work.popleft()
         self.producer.accept(number, outcome)
+        for report in self.producer.unsaid:
+            _log.warning("%s", report)
+        self.producer.unsaid = []
 
     def drop(self) -> None:
         """Give up what is in work."""

@@ -33,6 +33,8 @@ class LaneProducer:
         self.samples = 0
         self.drawn = DrawnCounts(len(plan.source.datasets))
         self.reports: list[str] = []
+        self.unsaid: list[str] = []
+        """Of the reports, those that came of no task (of accumulators, of functions on batches): for the log."""
         self._task_samples = task_samples
         self._counters: dict[str, int] = {}
         self._made = start.announcement.records  # the lane's records so far, replayed ones included
@@ -122,6 +124,7 @@ class LaneProducer:
         return frontier
 
     def _plan_window(self) -> None:
+            self.unsaid += faults.reports
         window = self._ahead.next()
         if window is not None:
             tasks = list(tasks_of(window, self.epoch, self.lane, self._task_samples, self.plan.grain))
@@ -175,6 +178,7 @@ class LaneProducer:
             self.announcements.append(Announcement(begins.chunk, self._made, self.skipped, begins.source))
         else:
             self._check_end()
+        self.unsaid += self._faults.reports
 
     def _look_for_records(self, tried: int, came: int, ends_window: bool) -> None:
         """Say that the lane's samples up to `tried` gave no record, once none of them is held any more."""

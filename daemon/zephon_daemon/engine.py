@@ -18,7 +18,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -399,12 +399,11 @@ class Engine:
 
     def _accept(self, live: LiveRun, work: Work, outcome: Outcome) -> None:
         self._moved += 1
-        for report in outcome.reports:
-            self._errors.append(report)
-            if live.reported < REPORTS_LOGGED:
-                live.reported += 1
-                more = "; further ones are only counted" if live.reported == REPORTS_LOGGED else ""
-                _log.warning("%s%s", report, more)
+        joined = self._scheduler.joined(done, part)
+        if joined is None:
+            return
+        work, outcome = joined
+        self._say(live, outcome.reports)
         self._box.task(work.task, live.through + (_beginning_with(live, work.task) if live.careful else ""))
         try:
             self._carry_out(live, live.run.outcome(work.task.lane, work.task.epoch, work.number, outcome))
@@ -441,10 +440,20 @@ class Engine:
             for client in written[0].clients:
                 self._send(client, payload)
             written.clear()
+            self._say(live, live.run.unsaid(work.task.lane))
 
     def _make_ring(self, live: LiveRun, order: MakeRing) -> None:
         size = order.slot_bytes * order.slots
         used = sum(segment.size for run in self._runs.values() for segment in run.segments.values())
+    def _say(self, live: LiveRun, reports: Sequence[str]) -> None:
+        """Reports into the log, the first ones of a run."""
+        for report in reports:
+            self._errors.append(report)
+            if live.reported < REPORTS_LOGGED:
+                live.reported += 1
+                more = "; further ones are only counted" if live.reported == REPORTS_LOGGED else ""
+                _log.warning("%s%s", report, more)
+
         if used + size > self._budget.lane_rings:
             what = order.alone or f"the ring of lane {order.lane} ({order.slots} slots of {order.slot_bytes} bytes)"
             raise MemoryLimit(self._budget.refusal(what, size, self._budget.lane_rings - used, "lane rings"))

@@ -262,6 +262,12 @@ class Run:
         self.records_made += lane.producer.stream.produced - before
         return self._advance(lane)
 
+    def unsaid(self, lane: int) -> list[str]:
+        """What the lane's operators have reported, apart from tasks, since it was last asked."""
+        producer = self.lanes[lane].producer
+        said, producer.unsaid = producer.unsaid, []
+        return said
+
     # What the scheduler asks
 
     def choose(self, worker: int, workers: int) -> tuple[float, int] | None:

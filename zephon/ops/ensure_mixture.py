@@ -181,10 +181,10 @@ class _Buffer(Accumulator):
     def flush(self, faults: Faults) -> list[Block]:
         if self.order is None:
             return []
+        out: list[Block] = []
         if self.settings.max_buffer_size is not None:
             out = self._out(self.order.leave(0))
         else:
-            out = self._out(self.order.leave_strictly(slack=True))
             self._drop(self.held.numbers)
         self._report(faults)
         return out

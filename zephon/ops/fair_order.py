@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 
 _EMPTY = float("inf")
+_GOLDEN = 0.6180339887498949  # multiples of it, modulo 1, are spread as evenly as can be, however many there are
 _NEVER = 1e300  # the turn of a dataset without a share: it leaves when nothing else is there
 
 Charge = float | tuple[tuple[int, float], ...]
@@ -33,8 +34,7 @@ class FairOrder:
         self._turns = [0.0 if share else _NEVER for share in self.shares]
         self._heads = [_EMPTY] * len(self.shares)  # turns of those whose queue is not empty
         self._reached = 0.0
-        self._seen = [0] * len(self.shares)
-        self._weight = [0.0] * len(self.shares)
+        self._began = False
         self.held = 0
         self.largest = 0.0
         """The weight of the heaviest record so far."""
@@ -44,12 +44,10 @@ class FairOrder:
     def add(self, number: int, dataset: int, charge: Charge, *, forgive: bool = True) -> None:
         """A record comes to wait. `forgive`: a dataset that had none waiting goes on from where the others are."""
         weight = charge if isinstance(charge, float) else sum(part for _, part in charge)
-        if not self._seen[dataset] and not any(self._seen):
-            # Half a record each, so that the first ones do not come all at once.
-            self._turns = [t if t == _NEVER else weight * per / 2 for t, per in zip(self._turns, self._per_weight)]
+        if not self._began:
+            self._began = True
+            self._spread(weight)
         self.largest = max(self.largest, weight)
-        self._seen[dataset] += 1
-        self._weight[dataset] += weight
         queue = self._queues[dataset]
         if not queue:
             if forgive and self._turns[dataset] < self._reached:
@@ -79,14 +77,12 @@ class FairOrder:
         self.held -= len(out)
         return out
 
-    def leave_strictly(self, *, slack: bool = False) -> list[int]:
-        """The numbers of the records that leave while the dataset whose turn it is has one waiting; with `slack`, while
-        no dataset that has none is more than one of its records behind.
-        """
+    def leave_strictly(self) -> list[int]:
+        """The numbers of the records that leave while the dataset whose turn it is has one waiting."""
         out: list[int] = []
         heads = self._heads
         while self.held:
-            lacking = [(self._behind(d, slack), d) for d, h in enumerate(heads) if h == _EMPTY and self.shares[d]]
+            lacking = [(self._turns[d], d) for d, head in enumerate(heads) if head == _EMPTY and self.shares[d]]
             turn, self.due = min(lacking, default=(_EMPTY, None))
             low = min(heads)
             if low >= _NEVER or turn < low:
@@ -94,13 +90,13 @@ class FairOrder:
             out += self.leave(self.held - 1)
         return out
 
-    def _behind(self, dataset: int, slack: bool) -> float:
-        """The turn of a dataset that has none waiting; with `slack`, of its record after the next."""
-        if not slack:
-            return self._turns[dataset]
-        weight, seen = self._weight[dataset], self._seen[dataset]
-        mean = weight / seen if seen else sum(self._weight) / sum(self._seen)
-        return self._turns[dataset] + mean * self._per_weight[dataset]
+    def _spread(self, weight: float) -> None:
+        """First turns: a part of a record each, another for every dataset, so that those of equal shares take turns
+        evenly and do not come all at once.
+        """
+        wanted = sorted((share, dataset) for dataset, share in enumerate(self.shares) if share)
+        for place, (_, dataset) in enumerate(wanted):
+            self._turns[dataset] = (0.5 + place * _GOLDEN) % 1 * weight * self._per_weight[dataset]
 
     def _charge(self, parts: tuple[tuple[int, float], ...]) -> None:
         for dataset, weight in parts:
