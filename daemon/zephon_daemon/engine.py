@@ -399,17 +399,23 @@ class Engine:
 
     def _accept(self, live: LiveRun, work: Work, outcome: Outcome) -> None:
         self._moved += 1
-        joined = self._scheduler.joined(done, part)
-        if joined is None:
-            return
-        work, outcome = joined
         self._say(live, outcome.reports)
         self._box.task(work.task, live.through + (_beginning_with(live, work.task) if live.careful else ""))
         try:
             self._carry_out(live, live.run.outcome(work.task.lane, work.task.epoch, work.number, outcome))
+            self._say(live, live.run.unsaid(work.task.lane))
         except USERS as error:  # an accumulator, or a stateless operator after one, failed
             self._fail_with(live, error)
         self._box.idle()
+
+    def _say(self, live: LiveRun, reports: Sequence[str]) -> None:
+        """Reports into the log, the first ones of a run."""
+        for report in reports:
+            self._errors.append(report)
+            if live.reported < REPORTS_LOGGED:
+                live.reported += 1
+                more = "; further ones are only counted" if live.reported == REPORTS_LOGGED else ""
+                _log.warning("%s%s", report, more)
 
     def _carry_out(self, live: LiveRun, instructions: list[Instruction]) -> None:
         written: list[Write] = []
@@ -440,20 +446,10 @@ class Engine:
             for client in written[0].clients:
                 self._send(client, payload)
             written.clear()
-            self._say(live, live.run.unsaid(work.task.lane))
 
     def _make_ring(self, live: LiveRun, order: MakeRing) -> None:
         size = order.slot_bytes * order.slots
         used = sum(segment.size for run in self._runs.values() for segment in run.segments.values())
-    def _say(self, live: LiveRun, reports: Sequence[str]) -> None:
-        """Reports into the log, the first ones of a run."""
-        for report in reports:
-            self._errors.append(report)
-            if live.reported < REPORTS_LOGGED:
-                live.reported += 1
-                more = "; further ones are only counted" if live.reported == REPORTS_LOGGED else ""
-                _log.warning("%s%s", report, more)
-
         if used + size > self._budget.lane_rings:
             what = order.alone or f"the ring of lane {order.lane} ({order.slots} slots of {order.slot_bytes} bytes)"
             raise MemoryLimit(self._budget.refusal(what, size, self._budget.lane_rings - used, "lane rings"))
