@@ -47,13 +47,20 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     return "\n".join(lines)
 
 
-def _memory(plan: Plan, execution: Execution, budget: Budget) -> str:
-    """What the lanes' rings will take under a daemon."""
+def packed_batch_bytes(plan: Plan) -> int | None:
+    """About how many bytes a batch will have, where packing says so beforehand."""
     packs = [op for op in plan.operators if isinstance(op, PackFlat)]
     if not packs:
-        return "a ring for each lane, sized by its first batch"
+        return None
     columns = 2 if packs[-1].emit_positions else 1
-    batch = plan.microbatch_size * (packs[-1].max_length * 4 * columns + 4)
+    return plan.microbatch_size * (packs[-1].max_length * 4 * columns + 4)
+
+
+def _memory(plan: Plan, execution: Execution, budget: Budget) -> str:
+    """What the lanes' rings will take under a daemon."""
+    batch = packed_batch_bytes(plan)
+    if batch is None:
+        return "a ring for each lane, sized by its first batch"
     slot_bytes, slots = ring_shape(batch, execution.prefetch_batches, budget.lane_rings // (2 * plan.lanes))
     total = slot_bytes * slots * plan.lanes / 2**20
     return f"rings of about {total:.1f} MiB in all: {plan.lanes} lanes, {slots} slots of {slot_bytes >> 10} KiB each"

@@ -26,6 +26,7 @@ import cloudpickle
 
 from zephon.budget import SETTING, Budget
 from zephon.errors import MemoryLimit, ProtocolError, RunFailed, ZephonError
+from zephon.explain import packed_batch_bytes
 from zephon.frontiers import checkpoint_from_text
 from zephon.lanes import check_topology
 from zephon.recipe import load_recipe
@@ -220,6 +221,7 @@ class Engine:
             slots=pipeline.execution.prefetch_batches,
             ring_bytes=self._budget.lane_rings,
         )
+        self._check_rings(run)
         live = LiveRun(order.run, order.pipeline, pipeline, run)
         live.careful = order.careful
         live.through = ", ".join(operator.name for operator in plan.back) or "the making of batches"
@@ -446,6 +448,18 @@ class Engine:
             for client in written[0].clients:
                 self._send(client, payload)
             written.clear()
+
+    def _check_rings(self, run: Run) -> None:
+        """Refuses a run at its start whose rings cannot be had, where the size of its batches is known."""
+        nbytes = packed_batch_bytes(run.plan)
+        if nbytes is None:
+            return
+        slot_bytes, slots = run.shape_of(nbytes)
+        needed = slot_bytes * slots * len(run.lanes)
+        what = f"the rings of {len(run.lanes)} lanes ({slots} slots of {slot_bytes} bytes each)"
+        if needed > self._budget.lane_rings:
+            raise MemoryLimit(self._budget.refusal(what, needed, self._budget.lane_rings, "lane rings"))
+        HEADROOM.check(needed, what)
 
     def _make_ring(self, live: LiveRun, order: MakeRing) -> None:
         size = order.slot_bytes * order.slots

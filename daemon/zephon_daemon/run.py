@@ -586,7 +586,7 @@ class Run:
 
     def _new_ring(self, lane: Lane, nbytes: int) -> MakeRing:
         """A first ring, or a larger one: with room to spare, since the next batch may be a little larger still."""
-        slot_bytes, slots = ring_shape(nbytes, self.slots, self._ring_share)
+        slot_bytes, slots = self.shape_of(nbytes)
         lane.renew = False
         if lane.ring is None:
             lane.ring = RingWriter(slot_bytes, slots)
@@ -594,6 +594,10 @@ class Run:
         else:
             shape = lane.ring.regrow(slot_bytes, slots)
         return MakeRing(lane.number, shape.id, slot_bytes, slots, self._readers_of(lane))
+
+    def shape_of(self, nbytes: int) -> tuple[int, int]:
+        """`(slot_bytes, slots)` of a lane's ring for batches of about `nbytes`."""
+        return ring_shape(nbytes, self.slots, self._ring_share)
 
     def _readers_of(self, lane: Lane) -> tuple[int, ...]:
         return tuple(r.client for r in self.readers.values() if r.group == lane.group)
@@ -607,7 +611,7 @@ class Run:
         """Whether a ring for such batches would be more than the lane's share, so that they had better travel alone."""
         if lane.ring is None or lane.ring.fits(nbytes) or self._ring_share is None or nbytes < ALONE:
             return False
-        slot_bytes, slots = ring_shape(nbytes, self.slots, self._ring_share)
+        slot_bytes, slots = self.shape_of(nbytes)
         return slot_bytes * slots > self._ring_share
 
     def _named(self, lane: Lane, block: Block, records: int) -> str:

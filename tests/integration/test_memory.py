@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.running import Daemon, Ledger, Ranks, counting, plan_of, python, until, write_recipe, zephon
+from tests.running import Daemon, Ledger, Ranks, counting, mixed, plan_of, python, until, write_recipe, zephon
 from zephon.errors import MemoryLimit
 from zephon_client import connect
 from zephon_daemon.progress import memory_of
@@ -99,6 +99,15 @@ def test_case_C6_a_budget_that_cannot_be_had_is_refused_at_the_start_with_both_n
         assert f"{900 << 40} bytes" in daemon.errors
         assert "are free" in daemon.errors
         assert "--memory" in daemon.errors
+
+
+def test_case_C6_rings_of_a_packed_run_that_do_not_fit_are_refused_before_its_first_batch(runtime_folder: Path) -> None:
+    recipe = mixed(runtime_folder, {"pipeline": "8, prefetch_batches=100_000"}, rows=(60, 40))
+    wanted = rf"8 lanes .* needs {8 * 100_000 * 4096} bytes .*prefetch_batches"
+    with Daemon(recipe, workers=1, memory="64M") as daemon, connect(daemon.socket, output="numpy") as loader:
+        assert daemon.report()["engine_state"] == "running"
+        with pytest.raises(MemoryLimit, match=wanted):
+            loader.state_dict()
 
 
 def test_case_C6_what_progress_shows_are_all_the_segments_that_there_are(runtime_folder: Path) -> None:
