@@ -332,6 +332,11 @@ class Loader(Iterator[Batch]):
 
         Raises DaemonUnavailable when nobody comes back, and what the daemon refuses this rank with.
         """
+        if self._losses >= LOSSES:
+            raise DaemonUnavailable(
+                f"the daemon on {self._path}, or its engine, has ended {self._losses} times since the last batch. See "
+                "its log; state_dict() still works."
+            )
         if self._run is not None:
             with self._undisturbed:
                 self._settle(self._run)
@@ -442,11 +447,6 @@ class Loader(Iterator[Batch]):
             raise error_of(feed.failed.kind, feed.failed.text, feed.failed.record)
         if self._refused is not None:
             raise self._refused
-        if self._losses >= LOSSES:
-            raise DaemonUnavailable(
-                f"the daemon on {self._path}, or its engine, has ended {self._losses} times since the last batch. See "
-                "its log; state_dict() still works."
-            )
 
 
 class _RestOfEpoch(Iterator[Batch]):

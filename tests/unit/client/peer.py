@@ -174,6 +174,12 @@ class Peer:
 
         self.do(lambda: self.cut_now(client))
 
+    def until_joined(self, client: int) -> None:
+        """Within an answer: takes in connections until that client's is here."""
+        while self.guests[client].channel is None:
+            for key, _ in self._selector.select(1.0):
+                key.data()
+
     def cut_now(self, client: int) -> None:
         """The same, within an answer."""
         channel = self.guests[client].channel

@@ -211,3 +211,18 @@ def test_readers_that_are_left_are_counted_in_the_statement(make_peer: Make, joi
     loaders[0].progress()
     statement = loaders[0]._run.statement()
     assert (statement.readers, loaders[1]._run.statement().readers) == (1, 2)
+
+
+def test_a_daemon_that_ends_whenever_it_is_attached_to_is_given_up_in_the_end(make_peer: Make, join: Join) -> None:
+    peer = make_peer(lanes=1, microbatch=2)
+    loader = join(peer)
+
+    def cut(message: p.Attach) -> list[Any]:
+        peer.until_joined(message.client)
+        peer.cut_now(message.client)
+        return [None]
+
+    peer.answers[p.Attach] = cut
+    loader._losses = absence.LOSSES - 2  # each takes a second, in which a last word might still come
+    with pytest.raises(DaemonUnavailable, match="times since the last batch"):
+        next(loader)

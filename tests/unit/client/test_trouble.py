@@ -29,6 +29,7 @@ from zephon.errors import (
     ZephonError,
 )
 from zephon.transport import protocol as p
+from zephon_client import absence
 from zephon_client.undisturbed import Undisturbed
 from zephon_client.waiting import Limits
 
@@ -75,8 +76,9 @@ def test_other_failures_keep_their_class_and_text(
 
 
 def test_the_end_of_the_connection_is_an_error_that_names_the_socket_and_a_state_can_still_be_taken(
-    make_peer: Make, join: Join
+    make_peer: Make, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(absence, "UNSUPERVISED_SECONDS", 0.2)
     peer = make_peer(lanes=2, microbatch=2)
     loader = join(peer)
     next(loader), next(loader)
