@@ -75,6 +75,16 @@ class LaneProducer:
         return self._handed_out - self._pushed
 
     @property
+    def pushed(self) -> int:
+        """Tasks whose outcomes have been pushed: the number of the next one."""
+        return self._pushed
+
+    @property
+    def early(self) -> int:
+        """Outcomes that wait for that of an earlier task."""
+        return len(self._early)
+
+    @property
     def exhausted(self) -> bool:
         """Whether every task has been handed out."""
         if not self._to_hand_out:
@@ -114,6 +124,7 @@ class LaneProducer:
             for operator in self.plan.on_batches:
                 block = operator.apply(block, self.lane, first, self.plan.dataset_names, faults)
             self.reports += faults.reports
+            self.unsaid += faults.reports
             add_counts(self._counters, {"failed_batches": faults.skipped})
         return block
 
@@ -124,7 +135,6 @@ class LaneProducer:
         return frontier
 
     def _plan_window(self) -> None:
-            self.unsaid += faults.reports
         window = self._ahead.next()
         if window is not None:
             tasks = list(tasks_of(window, self.epoch, self.lane, self._task_samples, self.plan.grain))
@@ -168,6 +178,7 @@ class LaneProducer:
         self._chain = None
         self.skipped += self._faults.skipped
         self.reports += self._faults.reports
+        self.unsaid += self._faults.reports
         self._faults = self._fresh_faults()
         window, _ = self._windows.popleft()
         self._check_barren(window)
@@ -178,7 +189,6 @@ class LaneProducer:
             self.announcements.append(Announcement(begins.chunk, self._made, self.skipped, begins.source))
         else:
             self._check_end()
-        self.unsaid += self._faults.reports
 
     def _look_for_records(self, tried: int, came: int, ends_window: bool) -> None:
         """Say that the lane's samples up to `tried` gave no record, once none of them is held any more."""

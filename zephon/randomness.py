@@ -46,12 +46,16 @@ class Draws:
     def __init__(self, operator: Operator, scope: Scope | None, block: Block) -> None:
         self._operator, self._scope, self._block = operator, scope, block
         self._at = -1
+        self._watched = None if scope is None or block.samples.shape[1] < 4 else scope.at
+        self._places: list[int] = [] if self._watched is None else block.samples[:, 3].tolist()
         self._passes: dict[int, int] = {}
         self._made: dict[tuple[Samples, tuple[int, ...], tuple[int, ...]], np.random.Generator] = {}
 
     def turn_to(self, record: int) -> None:
         """From now on `generator()` without a meta means this record of the block."""
         self._at = record
+        if self._watched is not None and record >= 0:
+            self._watched.turn_to(self._places[record])
         if self._made:
             self._made = {}
 

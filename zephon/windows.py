@@ -9,7 +9,7 @@ in one thread, fed in order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from zephon.ops.numbering import Numbered, told_apart
 from zephon.ops.records import sendable
 from zephon.plan import Plan
 from zephon.pointers import packed, unpacked
+from zephon.whereabouts import READING, Whereabouts
 
 TASK_SAMPLES = 512
 """Samples handed to a worker at once, unless told otherwise. Not visible in the data."""
@@ -76,6 +77,35 @@ def tasks_of(
         low = high
 
 
+def halved(task: Task, grain: int = 1) -> tuple[Task, Task] | None:
+    """The task in two, cut at the multiple of `grain` that is nearest below its middle; None if none lies inside.
+
+    What comes of both, end to end, is what comes of the whole.
+    """
+    first = (task.low // grain + 1) * grain
+    if first >= task.high:
+        return None
+    cut = max(first, (task.low + task.high) // 2 // grain * grain)
+    left = right = b""
+    if task.pointers:
+        pointers = unpacked(task.pointers)
+        left, right = packed(pointers[: cut - task.low]), packed(pointers[cut - task.low :])
+    return task._replace(high=cut, pointers=left), task._replace(low=cut, pointers=right)
+
+
+def end_to_end(outcomes: Sequence[Outcome]) -> Outcome:
+    """What came of a task from what came of its parts, in their order."""
+    counters: dict[str, int] = {}
+    for outcome in outcomes:
+        add_counts(counters, outcome.counters)
+    return Outcome(
+        Block.concat([outcome.block for outcome in outcomes]),
+        sum(outcome.skipped for outcome in outcomes),
+        [report for outcome in outcomes for report in outcome.reports],
+        counters,
+    )
+
+
 def pointers_of(plan: Plan, task: Task) -> IntArray:
     """A task's samples: int64 `[high - low, 3]` of (dataset, shard, row)."""
     if task.pointers:
@@ -101,16 +131,25 @@ class Front:
         for operator in self.operators:
             operator.teardown()
 
-    def run(self, task: Task) -> Outcome:
-        """The records that a task's samples become. Raises `RecordError` unless bad records are to be skipped."""
+    def run(self, task: Task, at: Whereabouts | None = None) -> Outcome:
+        """The records that a task's samples become. Raises `RecordError` unless bad records are to be skipped.
+
+        `at` is told of every step on the way.
+        """
         datasets = self.plan.source.datasets
-        faults = Faults(self.plan.settings.on_error, datasets, Scope(self.plan, task.epoch, task.lane))
+        faults = Faults(self.plan.settings.on_error, datasets, Scope(self.plan, task.epoch, task.lane, at))
+        if at is not None:
+            at.enter(READING)
         pointers = np.column_stack((pointers_of(self.plan, task), np.arange(task.low, task.high)))
         block = read(datasets, pointers, self.fields, faults)
-        for operator, numbering in zip(self.operators, self._numbering):
+        for number, (operator, numbering) in enumerate(zip(self.operators, self._numbering)):
             if len(block):
+                if at is not None:
+                    at.enter(number + 1)
                 block = operator.process(block, faults)
                 block = told_apart(block) if numbering else block
+        if at is not None:
+            at.enter(len(self.operators) + 1)
         block = sendable(block, self._last, faults)
         return Outcome(block, faults.skipped, faults.reports, faults.counters)
 

@@ -57,6 +57,8 @@ class Feed:
         """Those of them that show the run going on."""
         self.reason = ""
         """What the engine last said that this client waits for."""
+        self.stall = ""
+        """What it last said of a worker that does not move."""
         self.unfed = True
         """Whether the engine does not know (any more) that this client waits."""
         self._send(join)
@@ -135,7 +137,7 @@ class Feed:
                 raise ProtocolError(f"a segment of lane {message.lane} came with {len(fds)} descriptors, not one")
             self.slots.map(message, fds.pop())
         elif isinstance(message, Alive):
-            self.reason = message.reason
+            self.reason, self.stall = message.reason, message.stall
             self.moved -= not message.working
         elif isinstance(message, Failed):
             self.failed = message

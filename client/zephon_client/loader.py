@@ -35,7 +35,7 @@ from zephon_client.connection import Connection
 from zephon_client.copies import Copies, share_of_a_rank
 from zephon_client.epoch import Epoch, Ready
 from zephon_client.output import Output
-from zephon_client.reported import error_of
+from zephon_client.reported import error_of, raised_there
 from zephon_client.run import Run
 from zephon_client.settings import Settings
 from zephon_client.undisturbed import Undisturbed
@@ -141,7 +141,8 @@ class Loader(Iterator[Batch]):
                 waiting = None
                 continue
             if waiting is None:
-                waiting = Waiting(self._connection.feed, self._limits, self._path, lane, epoch.number)
+                limits, ask = self._limits, self._stall_of_engine
+                waiting = Waiting(self._connection.feed, limits, self._path, lane, epoch.number, ask)
             waiting.step()
 
     def _make(self, ready: Ready, epoch: Epoch, output: Output) -> bool:
@@ -428,6 +429,16 @@ class Loader(Iterator[Batch]):
                 stacklevel=4,
             )
 
+    def _stall_of_engine(self) -> str:
+        """What the daemon says of an engine that does not answer; empty if it says nothing."""
+        connection = self._connection
+        try:
+            found = connection.control.request(Progress(), ProgressReport, _PROGRESS_SECONDS, connection.feed).report
+        except ZephonError:
+            return ""
+        stall = found.get("engine_stall")
+        return f"the engine of the daemon {stall}" if isinstance(stall, str) and stall else ""
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise ZephonError(
@@ -444,7 +455,8 @@ class Loader(Iterator[Batch]):
         """Raises what ended the run. Batches that are already here were delivered before."""
         feed = self._connection.feed
         if feed.failed is not None:
-            raise error_of(feed.failed.kind, feed.failed.text, feed.failed.record)
+            failed = feed.failed
+            raise error_of(failed.kind, failed.text, failed.record) from raised_there(failed.trace)
         if self._refused is not None:
             raise self._refused
 

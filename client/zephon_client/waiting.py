@@ -1,8 +1,10 @@
 """How long a rank waits for a batch, and what it says when it gives up.
 
 After a second the engine is told that this rank is hungry; from then on it gives signs of life, each saying whether
-anything moves and what the lane waits for. As long as something moves the wait goes on. Time in which this very process
-was stopped (SIGSTOP, a suspended machine) does not count: each sleep counts for no more than it was meant to take.
+anything moves and what the lane waits for. As long as something moves the wait goes on. Where it gives none, the daemon
+is asked: while its engine is known to be in a user's function, the wait goes on as if nothing moved. Time in which this
+very process was stopped (SIGSTOP, a suspended machine) does not count: each sleep counts for no more than it was meant
+to take.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from zephon.errors import DaemonUnavailable, RunFailed, TopologyError, ZephonError
@@ -33,9 +36,13 @@ class Limits:
 class Waiting:
     """One wait of one rank for one lane: call `step` until the batch is there."""
 
-    def __init__(self, feed: Feed, limits: Limits, path: str, lane: int, epoch: int) -> None:
+    def __init__(
+        self, feed: Feed, limits: Limits, path: str, lane: int, epoch: int, ask: Callable[[], str] = lambda: ""
+    ) -> None:
+        """`ask` asks the daemon what its engine does instead of answering; empty if nothing is known."""
         self._feed, self._limits, self._path = feed, limits, path
-        self._lane, self._epoch = lane, epoch
+        self._lane, self._epoch, self._ask = lane, epoch, ask
+        self._stall_told = self._engine = ""
         self._heard, self._moved = feed.heard, feed.moved
         self._waited = self._silent = self._stalled = 0.0
         self._answered = self._told = False
@@ -45,16 +52,20 @@ class Waiting:
         feed, limits = self._feed, self._limits
         if feed.heard != self._heard:
             self._heard, self._silent, self._answered = feed.heard, 0.0, self._waited >= limits.hungry
+            self._engine = ""
         if feed.moved != self._moved:
             self._moved, self._stalled = feed.moved, 0.0
         if self._waited >= limits.told and not self._told and feed.reason:
             self._told = True
             warnings.warn(f"no batch for {self._waited:.0f} s: {feed.reason}", stacklevel=4)
+        if feed.stall and not self._stall_told:
+            self._stall_told = feed.stall
+            warnings.warn(f"no batch for {self._waited:.0f} s: {feed.stall}", stacklevel=4)
         if self._waited >= limits.hungry:
             if self._silent >= min(limits.silent, limits.stalled):
-                raise self._no_sign()
+                self._ask_for_engine()
             if self._stalled >= limits.stalled:
-                raise self._stall() if self._answered else self._no_sign()
+                raise self._stall() if self._answered or self._engine else self._no_sign()
             if feed.unfed:
                 feed.hungry(self._lane, self._epoch)
         began = time.monotonic()
@@ -66,6 +77,15 @@ class Waiting:
         self._waited += slept
         self._stalled += slept
 
+    def _ask_for_engine(self) -> None:
+        """The engine is silent: raises unless the daemon knows why."""
+        told = self._ask()
+        if not told:
+            raise self._no_sign()
+        if not self._engine:
+            warnings.warn(f"no batch for {self._waited:.0f} s: {told}", stacklevel=5)
+        self._engine, self._silent = told, 0.0
+
     def _no_sign(self) -> ZephonError:
         return DaemonUnavailable(
             f"the daemon on {self._path} has given no sign of life for {self._silent:.0f} s while this rank waited for "
@@ -74,7 +94,9 @@ class Waiting:
         )
 
     def _stall(self) -> ZephonError:
-        reason = self._feed.reason or f"lane {self._lane} waits for its next batch"
+        reason = self._engine or self._feed.reason or f"lane {self._lane} waits for its next batch"
+        if self._feed.stall and not self._engine:
+            reason += f". {self._feed.stall}"
         text = f"nothing has moved for {self._stalled:.0f} s: {reason}"
         if _OTHER_RANKS.search(reason):
             return TopologyError(

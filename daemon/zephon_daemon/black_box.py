@@ -4,7 +4,7 @@ The engine makes the memory and hands it to the daemon; after the engine's death
 as far as that can be known. A note costs less than two microseconds, so it is made before every task's records go
 through the operators that run in the engine.
 
-    int64 x 5   whether something is in work, epoch, lane, the lane's samples from, to
+    int64 x 6   whether something is in work, epoch, lane, the lane's samples from, to; rounds of the engine's loop
     text        through what they go, ended by a zero byte
 """
 
@@ -16,7 +16,7 @@ from zephon.transport.rings import PAGE
 from zephon.transport.segments import Segment
 from zephon.windows import Task
 
-_NUMBERS = 5
+_NUMBERS = 6
 _TEXT_AT = _NUMBERS * 8
 _IDLE, _TASK, _OTHER = 0, 1, 2
 
@@ -45,13 +45,22 @@ class BlackBox:
     def task(self, task: Task, through: str) -> None:
         """A task's records go through operators of these names."""
         self._name(through)
-        self._numbers[1:] = task.epoch, task.lane, task.low, task.high
+        self._numbers[1:5] = task.epoch, task.lane, task.low, task.high
         self._numbers[0] = _TASK
 
     def other(self, what: str) -> None:
         """Something else is done that a user's code has a part in."""
         self._name(what)
         self._numbers[0] = _OTHER
+
+    def beat(self) -> None:
+        """The engine has gone round its loop once more."""
+        self._numbers[5] += 1
+
+    @property
+    def beats(self) -> int:
+        """How often it has."""
+        return int(self._numbers[5])
 
     def idle(self) -> None:
         """Nothing of the kind is in work."""
@@ -63,7 +72,7 @@ class BlackBox:
 
     def __str__(self) -> str:
         """What was in work, for people; empty if nothing was."""
-        kind, epoch, lane, low, high = self._numbers.tolist()
+        kind, epoch, lane, low, high, _ = self._numbers.tolist()
         text = self._segment.array[_TEXT_AT:].tobytes().partition(b"\0")[0].decode(errors="replace")
         if kind == _TASK:
             return f"at work on lane {lane}, epoch {epoch}, its samples {low} to {high - 1}, in {text}"

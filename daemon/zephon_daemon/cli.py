@@ -122,6 +122,10 @@ def _daemon_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=_positive, metavar="N", help="worker processes (default: cores allowed)")
     text = "bound on rings and caches, such as 4G (default: half of what is free)"
     parser.add_argument("--memory", type=size, metavar="SIZE", help=text)
+    text = "a worker, or the engine, that shows no progress for so long is reported (default: 20; 0: never)"
+    parser.add_argument("--stall-seconds", type=_seconds, metavar="S", help=text)
+    text = "and is ended after so long, and its work done again (default: ten times as many; 0: never)"
+    parser.add_argument("--stall-end-seconds", type=_seconds, metavar="S", help=text)
     for name in ("--metrics-port", "--coordinator"):
         parser.add_argument(name, help=argparse.SUPPRESS)
 
@@ -145,12 +149,16 @@ def _daemon(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
 
     from zephon.transport.endpoints import control_path
     from zephon_daemon.daemon import Settings, serve
+    from zephon_daemon.watchdog import Patience
 
     _refuse_unavailable(parser, arguments)
     setproctitle(f"zephon daemon {arguments.recipe}")
     socket = control_path(arguments.socket) if arguments.socket else default_socket(arguments.recipe)
     workers = arguments.workers or len(os.sched_getaffinity(0))
-    return serve(Settings(arguments.recipe, socket, workers, arguments.memory, arguments.parent))
+    patience = Patience.of(arguments.stall_seconds, arguments.stall_end_seconds)
+    return serve(
+        Settings(arguments.recipe, socket, workers, arguments.memory, arguments.parent, patience=patience)
+    )
 
 
 def _launch(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
@@ -162,6 +170,8 @@ def _launch(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     options = [
         *(["--workers", str(arguments.workers)] if arguments.workers else []),
         *(["--memory", str(arguments.memory)] if arguments.memory else []),
+        *(["--stall-seconds", str(arguments.stall_seconds)] if arguments.stall_seconds is not None else []),
+        *(["--stall-end-seconds", str(arguments.stall_end_seconds)] if arguments.stall_end_seconds is not None else []),
     ]
     return launch(arguments.recipe, options, arguments.command)
 
@@ -243,6 +253,12 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 is expected")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"\d+(\.\d+)?", text.strip()):
+        raise argparse.ArgumentTypeError(f"{text!r}: seconds from 0 are expected, such as 20 or 0.5")
+    return float(text)
 
 
 def _degrees(text: str) -> list[int]:

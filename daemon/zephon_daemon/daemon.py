@@ -31,13 +31,16 @@ from zephon.transport.endpoints import announce, data_path, withdraw
 from zephon.transport.large import decode_large
 from zephon.transport.messages import MAX_MESSAGE, decode, encode
 from zephon_daemon.black_box import BlackBox
+from zephon_daemon.engine_watch import EngineWatch
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch
 from zephon_daemon.orders import Answer, Forget, HandOver, HangUp, Instruction, Start, ToEngine
 from zephon_daemon.progress import Rates, memory_of
 from zephon_daemon.sessions import LONGEST_TEXT, Sessions
+from zephon_daemon.stacks import Stack
 from zephon_daemon.supervision import CannotGoOn, Supervision, Targets
 from zephon_daemon.surroundings import check_free, memory_of_text, notify, supervisor, who_serves
+from zephon_daemon.watchdog import Patience
 
 FROM_ENGINE = (p.EngineReady, p.WorkerServes, p.RunStarted, p.RunRefused, p.ReaderGone, p.EngineReport)
 
@@ -70,6 +73,7 @@ class Settings:
     memory: int | None = None
     parent: int | None = None
     targets: Targets = field(default_factory=Targets)
+    patience: Patience = field(default_factory=Patience)
 
 
 class CannotStart(ZephonError):
@@ -104,7 +108,12 @@ class Daemon:
         self._sessions = Sessions(self._recipe, supervisor=supervisor(settings.parent))
         self._supervision = Supervision(
             self._recipe,
-            {"workers": settings.workers, "memory": Budget.of(settings.memory, settings.workers).total},
+            {
+                "workers": settings.workers,
+                "memory": Budget.of(settings.memory, settings.workers).total,
+                "stall_seconds": settings.patience.limit,
+                "stall_end_seconds": settings.patience.end,
+            },
             path=[os.path.dirname(os.path.abspath(os.path.expanduser(path)))],
             targets=settings.targets,
         )
@@ -119,6 +128,8 @@ class Daemon:
         self._reports: dict[int, tuple[Hashable, float]] = {}
         self._report_number = 0
         self._rates = Rates()
+        self._engine_watch = EngineWatch(settings.patience, time.monotonic)
+        self._look_at = 0.0
         self._signals: list[int] = []
         self._started = time.monotonic()
         self._parent: int | None = None
@@ -188,6 +199,7 @@ class Daemon:
         for fd in (*self._watches.values(), self._wake, self._waker, self._parent):
             if fd is not None:
                 os.close(fd)
+        self._engine_watch.gone()
         self._open_box()
 
     def _bind(self) -> None:
@@ -234,6 +246,8 @@ class Daemon:
         times = [at for _, at in self._reports.values()]
         if self._sessions.needs_ticks or self._joining:
             times.append(now + _TICK_SECONDS)
+        if self._sessions.clients or self._reports:
+            times.append(self._look_at)
         if (at := self._supervision.wake_at) is not None:
             times.append(at)
         return int(max(0.0, min(times) - now) * 1000) + 1 if times else -1
@@ -244,8 +258,14 @@ class Daemon:
             self._carry_out(self._sessions.tick(now))
         for fd in [fd for fd, (_, since) in self._joining.items() if now - since >= JOIN_SECONDS]:
             self._drop_joining(fd)
+        if now >= self._look_at:
+            self._look_at = now + self._engine_watch.look_seconds
+            if self._engine_watch.look():
+                self._supervision.kill_engine()
         late = [number for number, (_, deadline) in self._reports.items() if deadline <= now]
-        self._give_up_reports(late, f"gave no report within {REPORT_SECONDS:g} s")
+        if late:
+            why = self._engine_watch.state() or f"gave no report within {REPORT_SECONDS:g} s"
+            self._give_up_reports(late, why)
 
     # Signals
 
@@ -303,6 +323,7 @@ class Daemon:
             self._unwatch(self._watched_engine)
             self._unwatch(self._watched_server)
             self._watched_engine = self._watched_server = -1
+            how = self._engine_watch.gone() or how
             work = self._open_box()
             how = f"{how}, {work}" if work else how
             self._supervision.lose_engine(how)
@@ -355,8 +376,12 @@ class Daemon:
             try:
                 message = decode_large(data, fds, FROM_ENGINE)
                 if isinstance(message, p.EngineReady) and fds:
+                    self._engine_watch.gone()
                     self._open_box()
                     self._box = BlackBox.attach(fds.pop(0))
+                    if len(fds) == 2:
+                        stack = Stack(fds.pop(0), fds.pop(0), self._supervision.engine_pid or 0)
+                        self._engine_watch.met(self._box, stack)
             finally:
                 close_all(fds)
             if isinstance(message, p.EngineReady):
@@ -556,5 +581,6 @@ class Daemon:
             "workers_died": self._supervision.died,
             "memory": memory_of({"daemon": os.getpid(), **self._supervision.pids}),
             "engine_state": state,
+            "engine_stall": self._engine_watch.state(),
             "engine": engine,
         }

@@ -20,6 +20,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -29,6 +30,7 @@ from zephon.errors import MemoryLimit, ProtocolError, RunFailed, ZephonError
 from zephon.explain import packed_batch_bytes
 from zephon.frontiers import checkpoint_from_text
 from zephon.lanes import check_topology
+from zephon.plan import Plan
 from zephon.recipe import load_recipe
 from zephon.runners import make_pool
 from zephon.transport import protocol as p
@@ -40,14 +42,20 @@ from zephon.transport.segments import PAGE, MemoryHeadroom, Segment
 from zephon.transport.statement import decode_statement
 from zephon.windows import Front, Outcome, Task, pointers_of
 from zephon_daemon.black_box import BlackBox
+from zephon_daemon.lane_waits import lane_waits
+from zephon_daemon.named_work import given_up
 from zephon_daemon.pages import give_back
 from zephon_daemon.ports import ClientPort, LiveRun, WorkerPort, WorkerRing, read_memory, worker_slot
 from zephon_daemon.report import bounded
 from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
 from zephon_daemon.scheduler import Scheduler, Work
+from zephon_daemon.stacks import offer_stack
 from zephon_daemon.stages import Stages
+from zephon_daemon.stalls import Oversight
 from zephon_daemon.start_check import warnings_from_child
+from zephon_daemon.watchdog import Patience
 from zephon_daemon.worker import failure
+from zephon_daemon.worker_notes import WorkerNotes
 
 FROM_DAEMON = (
     p.AddWorker, p.WorkerGone, p.StartRun, p.AddReader, p.ExpectReaders, p.DropReader, p.EndRun, p.Report,
@@ -59,6 +67,7 @@ HEADROOM = MemoryHeadroom(setting=f"options(prefetch_batches=...), microbatch_si
 TICK_SECONDS = 1.0
 TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
+STALL_TEXT = 2000
 REPORTS_LOGGED = 20
 
 _log = logging.getLogger("zephon.engine")
@@ -78,13 +87,16 @@ class Engine:
         self._workers: dict[int, WorkerPort] = {}
         self._clients: dict[int, ClientPort] = {}
         self._scheduler = Scheduler()
+        patience = Patience.of(settings.get("stall_seconds"), settings.get("stall_end_seconds"))
+        self._oversight = Oversight(patience, self._scheduler, self._plan_of, time.monotonic)
+        self._look_seconds = min(TICK_SECONDS, patience.look)
         self._stages = Stages()
         self._local: deque[tuple[Hashable, int, Future[Outcome]]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._errors: deque[str] = deque(maxlen=50)
         self._box = BlackBox.create()
         self._moved = 0
-        self._next_tick = time.monotonic() + TICK_SECONDS
+        self._next_tick = self._next_look = time.monotonic() + self._look_seconds
 
     def run(self) -> None:
         """Until the daemon is gone."""
@@ -100,12 +112,14 @@ class Engine:
         self._watch(self._daemon, self._from_daemon)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_local)
         ready = p.EngineReady(list(self._recipe.names), int(self._settings.get("workers") or 0))
-        self._daemon.send(encode(ready, limit=MAX_DESCRIPTOR), (self._box.fileno(),))
+        fds = (self._box.fileno(), offer_stack(), os.pidfd_open(os.getpid()))
+        self._daemon.send(encode(ready, limit=MAX_DESCRIPTOR), fds)
         while not self._daemon.closed:
-            for key, _ in self._selector.select(max(0.0, self._next_tick - time.monotonic())):
+            self._box.beat()
+            for key, _ in self._selector.select(max(0.0, self._next_look - time.monotonic())):
                 key.data()
-            if time.monotonic() >= self._next_tick:
-                self._tick()
+            if time.monotonic() >= self._next_look:
+                self._look()
             self._assign()
             self._update_watches()
         for number in list(self._runs):
@@ -295,7 +309,7 @@ class Engine:
             work = self._scheduler.done(number, message.task)
             if work is not None:
                 self._errors.append(message.trace)
-                self._fail(work.run, p.Failed(message.kind, message.text, message.record))
+                self._fail(work.run, p.Failed(message.kind, message.text, message.record, message.trace))
         elif isinstance(message, p.NewSegment):
             if not fds:
                 raise ProtocolError("a segment came without its descriptor")
@@ -309,7 +323,13 @@ class Engine:
             ring = WorkerRing(segment, message.slot_bytes, message.slots, message.alone)
             port.segments[message.generation] = ring
         else:
+            if fds:
+                self._oversight.met(number, WorkerNotes(fds, port.pid), port.pid)
             self._scheduler.add(number, self._served_by_workers)
+
+    def _plan_of(self, run: int) -> Plan | None:
+        live = self._runs.get(run)
+        return live.run.plan if live is not None else None
 
     def _served_by_workers(self, run: int) -> bool:
         live = self._runs.get(run)
@@ -318,11 +338,9 @@ class Engine:
     def _task_done(self, number: int, port: WorkerPort, message: p.TaskDone) -> None:
         block = read(worker_slot(port, message))  # before the task counts as done, in case it has to be done again
         work = self._scheduler.done(number, message.task, message.microseconds)
-        if work is not None and self._scheduler.workers[number].done == 1:
-            self._to_daemon(p.WorkerServes(number))
         live = self._runs.get(work.run) if work is not None else None
         if work is not None and live is not None and live.failed is None:
-            if not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
+            if work.whole or not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
                 block = block.copy()
             self._accept(live, work, Outcome(block, message.skipped, message.reports, message.counters))
         if port.segments[message.generation].alone:
@@ -336,11 +354,21 @@ class Engine:
             port.channel.close()
             for ring in port.segments.values():
                 ring.segment.close()
-        self._errors.append(f"worker {number} ended: {how}")
-        for work in self._scheduler.lost(number, how):
+        place, at = self._oversight.place(number), self._scheduler.workers.get(number)
+        how, divides = self._oversight.gone(number, how)
+        said = f"worker {number} ended: {how}"
+        self._errors.append(said)
+        if at is not None and at.oldest is not None:
+            _log.warning("%s. Its tasks are done again", said)
+        for work in self._scheduler.lost(number, how, grain=self._grain_of, divides=divides):
             live = self._runs.get(work.run)
             if live is not None:
-                self._fail(work.run, _hopeless(live, work))
+                where = "reading" if place is None else place.cause
+                self._fail(work.run, p.Failed(RunFailed.__name__, given_up(live.run.plan, work, where), []))
+
+    def _grain_of(self, run: int) -> int:
+        plan = self._plan_of(run)
+        return plan.grain if plan is not None else 1
 
     def _drain_local(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -361,7 +389,10 @@ class Engine:
 
     def _assign(self) -> None:
         for worker, task_id, work in self._scheduler.assign(self._pick):
-            live = self._runs[work.run]
+            live = self._runs.get(work.run)
+            if live is None:  # it has ended since
+                self._scheduler.done(worker, task_id)
+                continue
             if live.pool is not None:
                 try:
                     future = live.pool.submit(work.task)
@@ -371,6 +402,8 @@ class Engine:
                 future.add_done_callback(lambda f, w=worker, t=task_id: self._finished_locally(w, t, f))  # type: ignore[misc]
                 continue
             port = self._workers[worker]  # type: ignore[index]
+            if not port.stages:
+                self._to_daemon(p.WorkerServes(worker))  # type: ignore[arg-type]
             assert live.stage is not None
             if live.stage not in port.stages:
                 port.stages.add(live.stage)
@@ -399,8 +432,12 @@ class Engine:
         task = self._runs[number].run.next_task(lane)
         return None if task is None else (number, *task)
 
-    def _accept(self, live: LiveRun, work: Work, outcome: Outcome) -> None:
+    def _accept(self, live: LiveRun, done: Work, part: Outcome) -> None:
         self._moved += 1
+        joined = self._scheduler.joined(done, part)
+        if joined is None:
+            return
+        work, outcome = joined
         self._say(live, outcome.reports)
         self._box.task(work.task, live.through + (_beginning_with(live, work.task) if live.careful else ""))
         try:
@@ -480,7 +517,7 @@ class Engine:
         if not isinstance(error, ZephonError):
             traceback.print_exception(error)
         told = failure(0, error)
-        self._fail(live.number, p.Failed(told.kind, told.text, told.record))
+        self._fail(live.number, p.Failed(told.kind, told.text, told.record, told.trace))
 
     def _fail(self, number: int, failed: p.Failed) -> None:
         live = self._runs.get(number)
@@ -489,6 +526,8 @@ class Engine:
         live.failed = failed
         self._errors.append(failed.text)
         self._scheduler.forget(number)
+        if len(encode(failed)) > MAX_DESCRIPTOR:
+            failed = live.failed = replace(failed, trace="")
         for client in list(live.run.readers):
             self._send(client, encode(failed))
 
@@ -568,16 +607,28 @@ class Engine:
         assert port.hungry is not None
         working, port.seen = self._moved != port.seen, self._moved
         if not port.channel.wants_write:
-            port.channel.send(
-                encode(p.Alive(working, f"lane {port.hungry} waits for {live.run.waits_for(port.hungry)}"))
-            )
+            wait = lane_waits(live.number, live.run, self._scheduler, self._oversight).get(port.hungry)
+            reason = wait.reason if wait is not None else live.run.waits_for(port.hungry)
+            stall = self._oversight.stall_of(live.number, port.hungry)[:STALL_TEXT]
+            port.channel.send(encode(p.Alive(working, f"lane {port.hungry} waits for {reason}", stall)))
 
-    def _tick(self) -> None:
-        self._next_tick = time.monotonic() + TICK_SECONDS
+    def _look(self) -> None:
+        """What time alone makes due."""
+        now = time.monotonic()
+        self._next_look = now + self._look_seconds
+        said = self._oversight.look()
+        self._errors.extend(said)
+        if said or now >= self._next_tick:
+            self._next_tick = now + TICK_SECONDS
+            self._tick(now)
+
+    def _tick(self, now: float) -> None:
+        for live in self._runs.values():
+            live.look(self._scheduler, self._oversight, now)
         for port in self._clients.values():
-            live = self._runs.get(port.run)
-            if port.hungry is not None and live is not None:
-                self._reassure(port, live)
+            of = self._runs.get(port.run)
+            if port.hungry is not None and of is not None:
+                self._reassure(port, of)
 
     def _close_client(self, client: int) -> None:
         port = self._clients.pop(client, None)
@@ -609,8 +660,9 @@ class Engine:
             if (w := self._scheduler.workers.get(number)) is not None
         ]
         return {
-            "runs": [live.report() for live in self._runs.values()],
+            "runs": [live.report(self._scheduler, self._oversight, time.monotonic()) for live in self._runs.values()],
             "workers": workers,
+            "stalls": self._oversight.stalls(),
             "memory": self._memory(),
             "errors": [text[-1000:] for text in list(self._errors)[-10:]],
         }
@@ -622,17 +674,8 @@ class Engine:
         workers = sum(ring.segment.size for port in self._workers.values() for ring in port.segments.values())
         stages = self._stages.nbytes
         parts = {"lane_rings": lanes, "worker_rings": workers, "stages": stages, "black_box": PAGE}
+        parts["worker_notes"] = self._oversight.nbytes
         return {"budget": self._budget.total, **parts, "segments": sum(parts.values())}
-
-
-def _hopeless(live: LiveRun, work: Work) -> p.Failed:
-    task = work.task
-    text = (
-        f"{len(work.deaths)} workers died on the same samples ({'; '.join(work.deaths)}): lane {task.lane}, its "
-        f"samples {task.low} to {task.high - 1}{_beginning_with(live, task)}. "
-        "Look for a record that makes an operator crash or take too much memory."
-    )
-    return p.Failed(RunFailed.__name__, text, [])
 
 
 def _beginning_with(live: LiveRun, task: Task) -> str:

@@ -18,7 +18,7 @@ from zephon.errors import RecordError, RunFailed, ZephonError
 from zephon.function_pickling import pickled
 from zephon.plan import Plan
 from zephon.recipe import recipe_folders
-from zephon.transport.channels import Channel, pair
+from zephon.transport.channels import Channel, close_all, pair
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
 from zephon.transport.protocol import DoTask, LoadStage, NewSegment, SlotFree, TaskDone, TaskFailed, WorkerReady
@@ -176,6 +176,8 @@ class WorkerPool:
                 _resolve(order.future, Outcome(block, message.skipped, message.reports, message.counters))
             elif isinstance(message, TaskFailed):
                 _resolve(port.orders.pop(message.task).future, error_from(message.kind, message.text, message.record))
+            else:
+                close_all(fds)
         if port.channel.closed:
             self._selector.unregister(port.channel)
 

@@ -15,8 +15,12 @@ from zephon.runners import Pool
 from zephon.transport import protocol as p
 from zephon.transport.channels import Channel
 from zephon.transport.segments import Segment
+from zephon_daemon.lane_waits import LaneWait, lane_waits
 from zephon_daemon.report import run_report
 from zephon_daemon.run import Run
+from zephon_daemon.scheduler import Scheduler
+from zephon_daemon.stalls import Oversight
+from zephon_daemon.waits import Waits
 
 
 @dataclass
@@ -37,10 +41,25 @@ class LiveRun:
     careful: bool = False
     """Whether the black box is to name the samples in work, too."""
 
-    def report(self) -> dict[str, Any]:
+    waits: Waits = field(default_factory=Waits)
+
+    def look(self, scheduler: Scheduler, oversight: Oversight, now: float) -> dict[int, LaneWait]:
+        """Put the lanes' waits to account."""
+        found = lane_waits(self.number, self.run, scheduler, oversight)
+        self.waits.look({lane: (wait.cause, wait.moved) for lane, wait in found.items()}, now)
+        return found
+
+    def report(self, scheduler: Scheduler, oversight: Oversight, now: float) -> dict[str, Any]:
         """The run for `zephon progress`."""
         rings_bytes = sum(segment.size for segment in self.segments.values())
-        return run_report(self.name, self.run, rings_bytes, self.failed.text if self.failed is not None else None)
+        report = run_report(self.name, self.run, rings_bytes, self.failed.text if self.failed is not None else None)
+        found = self.look(scheduler, oversight, now)
+        for lane in report["lanes"]:
+            wait = found[lane["lane"]]
+            lane["waits_for"], lane["cause"] = wait.reason, wait.cause
+            lane["waits_seconds"] = self.waits.seconds(lane["lane"], now)
+        report["waited"] = self.waits.spent
+        return report
 
 
 @dataclass(frozen=True)

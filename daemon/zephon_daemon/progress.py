@@ -135,11 +135,14 @@ def text(report: Mapping[str, Any]) -> str:
     else:
         lines.append("  no clients")
     lines += [f"  waits: {reason}" for reason in report.get("waiting") or []]
+    if report.get("engine_stall"):
+        lines.append(f"  stalled: the engine {report['engine_stall']}")
     engine = report.get("engine")
     if engine is None:
         lines.append(f"  engine: {report.get('engine_state', 'no report')}")
     for run in (engine or {}).get("runs") or []:
         lines += _run(run)
+    lines += [f"stalled: {each.get('text')}" for each in (engine or {}).get("stalls") or []]
     lines += _workers(report, engine or {})
     memory = report.get("memory") or {}
     if memory:
@@ -178,7 +181,12 @@ def _run(run: Mapping[str, Any]) -> list[str]:
     if run.get("failed"):
         lines.append(f"  failed: {run['failed']}")
     elif lanes:
-        lines.append(f"  limit: {limit(lane.get('waits_for') for lane in lanes)}")
+        lines.append(f"  limit: {limit(lanes)}")
+    spent = {cause: seconds for cause, seconds in (run.get("waited") or {}).items() if seconds}
+    if spent:
+        total = sum(spent.values())
+        shares = sorted(spent.items(), key=lambda item: -item[1])
+        lines.append("  lanes waited so far for: " + ", ".join(f"{name} {part / total:.0%}" for name, part in shares))
     return lines
 
 
@@ -196,15 +204,21 @@ def _drawn(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
     return lines
 
 
-def limit(reasons: Iterable[str | None]) -> str:
-    """What a run's speed depends on now, from what its lanes wait for."""
-    found = [reason or "nothing" for reason in reasons]
-    common, count = Counter(found).most_common(1)[0]
-    if common.startswith(_READY):
-        return f"training: {count} of {len(found)} lanes have batches ready and wait for {common}"
-    if "attach" in common:
-        return f"ranks: {count} of {len(found)} lanes wait for {common}"
-    return f"data: {count} of {len(found)} lanes wait for {common}"
+def limit(lanes: Iterable[Mapping[str, Any]]) -> str:
+    """What a run's speed depends on now, from what its lanes wait for, and for how long the longest has."""
+    found = [(each.get("cause") or each.get("waits_for") or "nothing", each) for each in lanes]
+    common, count = Counter(cause for cause, _ in found).most_common(1)[0]
+    alike = [each for cause, each in found if cause == common]
+    longest = max(alike, key=lambda each: each.get("waits_seconds", 0.0))
+    reason = longest.get("waits_for") or common
+    words = reason if common == "ranks" else common
+    waited = longest.get("waits_seconds")
+    seconds = "" if waited is None else f", lane {longest.get('lane', '?')} for {waited:.0f} s"
+    if common.startswith(_READY) or reason.startswith(_READY):
+        return f"training: {count} of {len(found)} lanes have batches ready and wait for {words}{seconds}"
+    if common == "ranks" or "attach" in common:
+        return f"ranks: {count} of {len(found)} lanes wait for {words}{seconds}"
+    return f"data: {count} of {len(found)} lanes wait for {words}{seconds}"
 
 
 def _workers(report: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:

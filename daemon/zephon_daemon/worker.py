@@ -36,9 +36,11 @@ from zephon.transport.protocol import (
 )
 from zephon.transport.rings import LARGE_RING, RingWriter, Slot
 from zephon.transport.segments import MemoryHeadroom, Segment
+from zephon.whereabouts import IDLE, LOADING, SETTING_UP
 from zephon.windows import Front, Outcome, Task
 from zephon_daemon.pages import give_back
 from zephon_daemon.scheduler import CREDITS
+from zephon_daemon.worker_notes import OwnNotes
 
 HEADROOM = MemoryHeadroom(setting=f"{SETTING} or --workers")
 SLOTS = CREDITS
@@ -59,10 +61,11 @@ class Worker:
         self._ring: RingWriter | None = None
         self._segments: dict[int, Segment] = {}
         self._ring_bytes: int | None = None
+        self._notes = OwnNotes()
 
     def run(self) -> None:
         """Until the engine is gone."""
-        self._send(WorkerReady(os.getpid()))
+        self._send(WorkerReady(os.getpid()), self._notes.fds)
         while not self._channel.closed:
             self._receive(wait=not self._tasks)
             if self._tasks:
@@ -102,11 +105,14 @@ class Worker:
         memory = Segment.attach(fds[0], writable=False, name="stage")
         data = memory.array[: message.nbytes].tobytes()
         memory.close()
+        self._notes.at.enter(LOADING)
         try:
             front: Front = cloudpickle.loads(data)
         except Exception as error:  # whoever asks for a task of it is told
             self._unusable[message.stage] = error
             return
+        finally:
+            self._notes.at.enter(IDLE)
         self._stages[message.stage] = front
         self._fresh.add(message.stage)
 
@@ -118,6 +124,7 @@ class Worker:
 
     def _do(self, order: DoTask) -> None:
         started = time.perf_counter_ns()
+        self._notes.at.begin(order.task)
         try:
             if order.stage in self._unusable:
                 error = self._unusable[order.stage]
@@ -126,14 +133,16 @@ class Worker:
                     "of your own that it imports must lie beside the recipe, or be installed"
                 ) from error
             front = self._stages[order.stage]
+            self._notes.at.enter(SETTING_UP)
             front.setup()
             if order.stage in self._fresh:
                 self._fresh.discard(order.stage)
                 give_back()
-            outcome = front.run(Task(order.epoch, order.lane, order.low, order.high, order.pointers))
+            outcome = front.run(Task(order.epoch, order.lane, order.low, order.high, order.pointers), self._notes.at)
             self._deliver(order, outcome, started)
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # whatever a user's function raises is reported
             self._send(failure(order.task, error))
+        self._notes.at.begin(-1)
 
     def _deliver(self, order: DoTask, outcome: Outcome, started: int) -> None:
         layout = measure(outcome.block)

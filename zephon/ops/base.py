@@ -24,6 +24,8 @@ from zephon.errors import RecordError
 if TYPE_CHECKING:
     from zephon.custom_source import CustomSource
     from zephon.plan import Plan
+    from zephon.whereabouts import Whereabouts
+    from zephon.work import StaticMixtureWorkSource
 
 
 class Named(Protocol):
@@ -38,11 +40,13 @@ class Named(Protocol):
 
 
 class Scope(NamedTuple):
-    """Where in a run records are being processed. Only operators that run a user's code look at it."""
+    """Where in a run records are being processed. Only operators that run a user's code look at it, and tell `at`, if
+    somebody watches them, which record they turn to."""
 
     plan: Plan
     epoch: int
     lane: int
+    at: Whereabouts | None = None
 
 
 class Faults:

@@ -36,7 +36,8 @@ connection, + its resume statement in memory), DropReader, ExpectReaders, EndRun
 engine.
 
 Engine and worker (SEQPACKET pair): WorkerShare, LoadStage (+ memory with the pickled stage), DoTask, SlotFree to the
-worker; WorkerReady, NewSegment (+ memory), TaskDone, TaskFailed from it.
+worker; WorkerReady (+ memory in which it notes where it is, and the means to its stack), NewSegment (+ memory),
+TaskDone, TaskFailed from it.
 """
 
 from __future__ import annotations
@@ -307,20 +308,24 @@ class ReadersLeft:
 @message("alive")
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The engine is there. `working` if something moved since it last said so; `reason` what the lane waits for."""
+    """The engine is there. `working` if something moved since it last said so; `reason` what the lane waits for;
+    `stall` the report of a worker that does not move, if there is one."""
 
     working: bool
     reason: str
+    stall: str = ""
 
 
 @message("failed")
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The run has ended with an error. `record` is the `parts` of a RecordError, else empty."""
+    """The run has ended with an error. `record` is the `parts` of a RecordError, else empty; `trace` the traceback of
+    the exception, where it was raised."""
 
     kind: str
     text: str
     record: list[str]
+    trace: str = ""
 
 
 # Daemon and engine
@@ -421,7 +426,7 @@ class AddWorker:
 @message("worker_serves")
 @dataclass(frozen=True, slots=True)
 class WorkerServes:
-    """The worker has done its first task."""
+    """The worker has been given its first task."""
 
     worker: int
 

@@ -20,7 +20,28 @@ LANE = {
     ([None, None], "data: 2 of 2 lanes wait for nothing"),
 ])  # fmt: skip
 def test_what_limits_a_run_is_what_most_lanes_wait_for(reasons: list[str | None], begins: str) -> None:
-    assert limit(reasons).startswith(begins)
+    assert limit([{"waits_for": reason} for reason in reasons]).startswith(begins)
+
+
+def test_what_limits_a_run_is_told_with_the_seconds_of_the_lane_that_waits_longest() -> None:
+    lanes = [
+        {"lane": lane, "cause": cause, "waits_for": f"{cause} on worker {lane}", "waits_seconds": float(lane)}
+        for lane, cause in enumerate(["reading", "operator 'tokenize'", "reading", "operator 'tokenize'", "reading"])
+    ]
+    assert limit(lanes) == "data: 3 of 5 lanes wait for reading, lane 4 for 4 s"
+    missing = [{"lane": 0, "cause": "ranks", "waits_for": "1 more rank of group 0 to attach", "waits_seconds": 9.4}]
+    assert limit(missing) == "ranks: 1 of 1 lanes wait for 1 more rank of group 0 to attach, lane 0 for 9 s"
+
+
+def test_stalls_and_what_lanes_have_waited_for_are_shown() -> None:
+    run = {"pipeline": "p", "lanes": [LANE], "waited": {"the trainer": 30.0, "reading": 90.0, "nothing": 0.0}}
+    shown = text({
+        "engine": {"runs": [run], "stalls": [{"text": "lane 3 is stalled: worker 2"}]},
+        "engine_stall": "has not answered for 25 s",
+    })  # fmt: skip
+    assert "lanes waited so far for: reading 75%, the trainer 25%" in shown
+    assert "stalled: lane 3 is stalled: worker 2" in shown
+    assert "stalled: the engine has not answered for 25 s" in shown
 
 
 def test_an_empty_report_is_told_without_an_error() -> None:

@@ -118,7 +118,7 @@ class World:
         self.front = Front(plan)
         self.scheduler = Scheduler()
         self.workers = 0
-        self.kills = DEATHS - 1
+        self.kills = 2 * DEATHS
         self.memory: dict[tuple[int, int], np.ndarray[Any, Any]] = {}
         self.slot_bytes: dict[tuple[int, int], int] = {}
         self.ranks: dict[int, Rank] = {}
@@ -181,6 +181,10 @@ class World:
         if work is None:
             return True
         outcome = self.front.run(work.task)
+        joined = self.scheduler.joined(work, outcome)
+        if joined is None:
+            return True
+        work, outcome = joined
         if self.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
             layout_free = outcome.block.copy()
             self.do(self.run.outcome(work.task.lane, work.task.epoch, work.number, outcome._replace(block=layout_free)))
@@ -196,9 +200,12 @@ class World:
         return True
 
     def kill(self) -> bool:
-        self.kills -= 1  # fewer than it takes to give up a task
+        self.kills -= 1
         worker = self.random.choice(list(self.scheduler.workers))
-        assert not self.scheduler.lost(worker, "killed")
+        oldest = self.scheduler.workers[worker].oldest
+        if oldest is not None and oldest[1].tries == DEATHS - 1:
+            return False  # one more, and the record would be given up
+        assert not self.scheduler.lost(worker, "killed", grain=lambda run: self.run.plan.grain)
         self.in_work = [w for w in self.in_work if w[0] != worker]
         self.add_worker()
         return True

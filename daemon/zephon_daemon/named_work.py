@@ -1,0 +1,58 @@
+"""Samples in work, and those that cost workers, for people: dataset, shard, rows, operator."""
+
+from __future__ import annotations
+
+from zephon.plan import Plan
+from zephon.pointers import packed, unpacked
+from zephon.windows import Task, pointers_of
+from zephon_daemon.scheduler import Work
+
+SHARDS_NAMED = 3
+
+
+def operators_of(plan: Plan) -> list[str]:
+    """The names of the operators that run on workers, as a worker's notes number them from 1."""
+    return [operator.name for operator in plan.front]
+
+
+def samples_of(plan: Plan, task: Task) -> str:
+    """A task's samples by shard: "dataset 'web', shard data/0.jsonl, 7 rows from 3 to 9"."""
+    pointers = pointers_of(plan, task)
+    found: dict[tuple[int, int], list[int]] = {}
+    for dataset, shard, row in pointers.tolist():
+        span = found.setdefault((dataset, shard), [row, row, 0])
+        span[:] = min(span[0], row), max(span[1], row), span[2] + 1
+    named = []
+    for (dataset, shard), (low, high, count) in list(found.items())[:SHARDS_NAMED]:
+        rows = f"row {low}" if low == high else f"{count} rows from {low} to {high}"
+        named.append(f"{_shard(plan, dataset, shard)}, {rows}")
+    more = len(found) - SHARDS_NAMED
+    return "; ".join(named) + (f"; and {more} more shards" if more > 0 else "")
+
+
+def record_of(plan: Plan, task: Task, place: int) -> str:
+    """The sample at a place of the lane; empty if it is none of the task's."""
+    if not task.low <= place < task.high:
+        return ""
+    if task.pointers:
+        one = packed(unpacked(task.pointers)[place - task.low : place - task.low + 1])
+        return samples_of(plan, task._replace(low=place, high=place + 1, pointers=one))
+    return samples_of(plan, task._replace(low=place, high=place + 1))
+
+
+def given_up(plan: Plan, work: Work, where: str) -> str:
+    """Why a run ends with a task that cost too many workers. `where` is what the last one was at."""
+    task = work.task
+    one = task.high - task.low == 1
+    ends = list(dict.fromkeys(work.deaths[-work.tries :]))
+    place = f"sample {task.low}" if one else f"samples {task.low} to {task.high - 1}"
+    return (
+        f"{work.tries} workers died on the same {'record' if one else 'samples'} ({'; '.join(ends)}): "
+        f"{samples_of(plan, task)} (lane {task.lane}, its {place}), last in {where}. "
+        f"Look for {'what makes it' if one else 'a record that makes an operator'} crash or take too much memory."
+    )
+
+
+def _shard(plan: Plan, dataset: int, shard: int) -> str:
+    source = plan.source.datasets[dataset]
+    return f"dataset {plan.dataset_names[dataset]!r}, shard {source.shard_path(shard)}"
