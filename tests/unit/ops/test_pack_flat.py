@@ -259,6 +259,11 @@ def test_a_record_made_of_datasets_that_are_kept_apart_is_a_bad_one() -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_sample_that_comes_as_several_records_is_named_once_a_sequence(algorithm: str) -> None:
+def test_the_pieces_of_a_document_are_named_by_it_also_where_they_are_as_many_as_the_records() -> None:
+    out = run(PackFlat(1).accumulator(KEY), [block_of([[], [101, 102]])])
+    assert [samples for _, samples in plain(out)] == [[[1, 0, 1]], [[1, 0, 1]]]
+
+
     block = block_of([[1, 2], [3], [4], [5, 6, 7], [8]])
     block.samples[:] = [(0, 0, row) for row in (0, 7, 0, 7, 0)]
     out = run(PackFlat(16, algorithm=algorithm).accumulator(KEY), [block.slice(0, 2), block.slice(2, 5)])
