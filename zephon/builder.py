@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from zephon.arguments import drop_ignored, known_settings
+from zephon.arguments import drop_ignored, known_settings, spelled
 from zephon.custom_source import CustomSource, WorkSource
 from zephon.errors import SettingError
 from zephon.ops.authoring import Accumulator, BaseOp, OpTraits
@@ -66,6 +66,7 @@ class Builder:
         drop_ignored("decode_text", ignored, ("parallelism",))
         return self._add(DecodeText(), parallelism)
 
+    @spelled()
     def map_transform(
         self: B,
         fn: Callable[[dict[str, Any]], dict[str, Any] | None],
@@ -82,6 +83,7 @@ class Builder:
         drop_ignored("map_transform", ignored, ("fn", "drop_none", "parallelism"))
         return self._add(MapTransform(fn, drop_none=drop_none), parallelism)
 
+    @spelled()
     def stateful_transform(
         self: B,
         name: str,
@@ -116,6 +118,7 @@ class Builder:
             parallelism,
         )
 
+    @spelled()
     def add_op(
         self: B,
         op: BaseOp | str,
@@ -151,6 +154,7 @@ class Builder:
             raise SettingError(f"add_op: {given[0]} belongs to add_op(name, ...); an operator has methods of its own")
         return self._add(custom(op, behind=any(isinstance(other, Stateful) for other in self.operators)))
 
+    @spelled()
     def tokenize(
         self: B,
         tokenizer: Any = None,
@@ -239,6 +243,7 @@ class Builder:
         drop_ignored("expand_chat", ignored, ("field",))
         return self._add(ExpandChat(field))
 
+    @spelled(PackFlat, Packer)
     def pack_flat(self: B, max_length: int, *, parallelism: int | None = None, **settings: Any) -> B:
         """Token sequences into sequences of exactly `max_length`: `input_ids` and `positions`, int32 `[max_length]`,
         and `sequence_length`. Settings: `zephon.ops.packing_settings.Packer`, and `pad_token_id`, `emit_positions`.
@@ -250,6 +255,7 @@ class Builder:
                 operator.add_attention_mask = False  # packing reads tokens only
         return self._add(PackFlat(max_length, **settings), parallelism)
 
+    @spelled(PackSequences, Packer)
     def pack_sequences(self: B, max_length: int, *, parallelism: int | None = None, **settings: Any) -> B:
         """Records into sequences of at most `max_length`, each record kept whole: `packed_samples`, a list of payloads,
         and `sequence_length`. Settings: `zephon.ops.packing_settings.Packer`, and `length_fn`. Raises SettingError.
@@ -292,6 +298,7 @@ class Builder:
         drop_ignored("shuffle", ignored, ("buffer_size", "seed", "algorithm"))
         return self._add(Shuffle(buffer_size, seed=seed, algorithm=algorithm))
 
+    @spelled()
     def batch(self: B, microbatch_size: int, *, drop_last: bool = True, **ignored: Any) -> B:
         """Cut each lane into batches of `microbatch_size` records. Comes last.
 
@@ -308,6 +315,7 @@ class Builder:
         self._batched = True
         return self
 
+    @spelled()
     def map_batch(
         self: B,
         fn: Callable[[SampleBatch], Any],

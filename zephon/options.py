@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from zephon.arguments import drop_ignored
+from zephon.arguments import drop_ignored, recipe_level
 from zephon.errors import SettingError
 from zephon.lanes import CONTIGUOUS, INTERLEAVED
 from zephon.plan import DataSettings
@@ -92,13 +92,13 @@ def apply_options(
     data, topology = replace(data, **data_given), replace(topology, **topology_given)
     execution = replace(execution, **execution_given)
     topology = _ranks_as_groups(topology, left, given)
-    drop_ignored("options", left, OPTIONS, IGNORED_OPTIONS, stacklevel=4)
+    drop_ignored("options", left, OPTIONS, IGNORED_OPTIONS)
     _check(data, topology, execution)
     if execution_given.get("deterministic") is False:
         warnings.warn(
             "options(): deterministic=False changes nothing: every way to execute a pipeline keeps the order, at no "
             "cost that giving it up would save",
-            stacklevel=3,
+            stacklevel=recipe_level(),
         )
     return data, topology, execution
 

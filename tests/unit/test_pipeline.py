@@ -115,6 +115,35 @@ def test_an_unknown_keyword_is_a_type_error_with_the_nearest_name(method, wrong,
         call(method, **{wrong: 1})
 
 
+@pytest.mark.parametrize(
+    "method, given, near",
+    [
+        ("tokenize", {"tokenizer_id": "t.json", "feild": "text"}, "field"),
+        ("pack_flat", {"max_len": 16}, "max_length"),
+        ("pack_flat", {"algoritm": "wrap"}, "algorithm"),
+        ("pack_sequences", {"length_function": len}, "length_fn"),
+        ("batch", {"microbach_size": 4}, "microbatch_size"),
+        ("stateful_transform", {"name": "s", "initstate": dict, "push": len}, "init_state"),
+        ("map_transform", {"fun": len}, "fn"),
+    ],
+)
+def test_a_mistyped_argument_that_is_needed_is_told_with_the_nearest_name(method, given, near):
+    with pytest.raises(TypeError, match=rf"{method}\(\) has no argument '\w+'; did you mean '{near}'\?"):
+        getattr(pipeline(), method)(**given)
+
+
+def test_an_argument_that_is_missing_is_named():
+    with pytest.raises(TypeError, match=r"^tokenize\(\): missing a required argument: 'field'$"):
+        pipeline().tokenize(tokenizer_id="t.json")
+
+
+def test_warnings_name_the_line_of_the_recipe():
+    for method, given in (("pack_flat", {"max_length": 8, "placement": 1}), ("shuffle", {"placement": 1})):
+        with pytest.warns(UserWarning, match="no such mechanism: placement") as caught:
+            getattr(pipeline(), method)(**given)
+        assert caught[0].filename == __file__
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_a_keyword_that_is_like_no_other_is_a_type_error_without_a_guess(method):
     with pytest.raises(TypeError, match=rf"{method}\(\) has no argument 'qqqqqqqqq'$"):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zephon.arguments import recipe_level
 from zephon.columns import MISSING, AnyArray, Block, Column, Fixed, IntArray, Objects, Ragged, Text, spans
 from zephon.errors import SettingError, TokenizerError
 from zephon.ops.base import Faults, Stateless
@@ -259,7 +260,7 @@ def _check_length(max_length: int | None, truncation: bool, split: bool, special
     if not truncation and not split:
         warnings.warn(
             f"tokenize: max_length={max_length} alone has no effect: add truncation=True or split_long_samples=True",
-            stacklevel=4,
+            stacklevel=recipe_level(),
         )
 
 

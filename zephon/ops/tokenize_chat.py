@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from zephon.arguments import recipe_level
 from zephon.columns import MISSING, Block, Column, Fixed, IntArray, Ragged, spans
 from zephon.errors import SettingError
 from zephon.ops.base import Faults, Stateless
@@ -277,7 +278,7 @@ def _check_template(template: ChatTemplate) -> None:
         warnings.warn(
             f"tokenize_chat: {template.where} uses {', '.join(unknown)}, which the tokenizer does not tell: rendered "
             f"as nothing. If that is wrong, pass chat_template_kwargs={{{unknown[0]!r}: …}}",
-            stacklevel=5,
+            stacklevel=recipe_level(),
         )
     try:
         template.render([{"role": "user", "content": "Hello"}], prompt=True)
