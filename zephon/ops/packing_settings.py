@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from zephon.arguments import recipe_level
 from zephon.errors import SettingError
 from zephon.ops.base import Stateful
 from zephon.ops.bins import DEFAULT_BINS, BestFit, Bins, FirstFit, Rules
@@ -91,6 +93,22 @@ class Packer(Stateful):
         self.shuffle_strategy, self.shuffle_seed = shuffle_strategy, shuffle_seed
         self.homogeneity, self.drop_oversized = homogeneity, drop_oversized
         self.groups = groups if groups is None or isinstance(groups, DomainGroups) else DomainGroups(groups)
+        self._warn_of_idle(num_bins)
+
+    def _warn_of_idle(self, num_bins: int | None) -> None:
+        """Name the settings that the others leave without effect."""
+        wrap, bins = self.algorithm == "wrap", self.shuffle_strategy == "bins"
+        idle = {
+            "num_bins: algorithm='wrap' has no bins": num_bins is not None and wrap and not bins,
+            "flush_strategy: algorithm='wrap' has no bins": self.flush_strategy != "fifo" and wrap,
+            "max_candidate_age: there is no pool, give candidate_pool_size": self.max_candidate_age is not None
+            and not self.candidate_pool_size,
+            "shuffle_seed: nothing is shuffled, give shuffle_strategy": self.shuffle_seed is not None
+            and self.shuffle_strategy is None,
+            "groups: give homogeneity='group'": self.groups is not None and self.homogeneity != "group",
+        }
+        for text in (text for text, is_idle in idle.items() if is_idle):
+            warnings.warn(f"{self.name} has no use for {text}", stacklevel=recipe_level())
 
     def describe(self) -> dict[str, Any]:
         described: dict[str, Any] = {

@@ -23,6 +23,8 @@ from zephon.ops.token_fields import SAMPLE_TOKENS
 from zephon.training import to_training
 from zephon.windows import run_window
 
+pytestmark = pytest.mark.filterwarnings("ignore:pack_(flat|sequences) has no use for")
+
 KEY = WindowKey(0, 0, 0, 0)
 ALGORITHMS = ("first_fit", "best_fit", "wrap", "best_fit_wrap")
 SPLITTING = ("wrap", "best_fit_wrap")
@@ -257,13 +259,13 @@ def test_a_record_made_of_datasets_that_are_kept_apart_is_a_bad_one() -> None:
     assert (tokens_in([row for row, _ in plain(out)]), faults.skipped) == ([3], 1)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_sample_that_comes_as_several_records_is_named_once_a_sequence(algorithm: str) -> None:
 def test_the_pieces_of_a_document_are_named_by_it_also_where_they_are_as_many_as_the_records() -> None:
     out = run(PackFlat(1).accumulator(KEY), [block_of([[], [101, 102]])])
     assert [samples for _, samples in plain(out)] == [[[1, 0, 1]], [[1, 0, 1]]]
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_sample_that_comes_as_several_records_is_named_once_a_sequence(algorithm: str) -> None:
     block = block_of([[1, 2], [3], [4], [5, 6, 7], [8]])
     block.samples[:] = [(0, 0, row) for row in (0, 7, 0, 7, 0)]
     out = run(PackFlat(16, algorithm=algorithm).accumulator(KEY), [block.slice(0, 2), block.slice(2, 5)])
@@ -524,3 +526,19 @@ def test_wrap_and_best_fit_wrap_fill_all_sequences_but_the_last_and_best_fit_wra
         assert np.count_nonzero(used.values < 2049) <= 1
         cut[algorithm] = len(out.samples) - len(docs)
     assert cut["best_fit_wrap"] < 0.8 * cut["wrap"]
+
+
+@pytest.mark.parametrize(
+    "settings, named",
+    [
+        ({"algorithm": "wrap", "num_bins": 8}, "num_bins"),
+        ({"algorithm": "wrap", "flush_strategy": "fullest"}, "flush_strategy"),
+        ({"max_candidate_age": 3}, "max_candidate_age"),
+        ({"shuffle_seed": 3}, "shuffle_seed"),
+        ({"groups": {"all": ["web"]}}, "groups"),
+    ],
+)
+def test_a_setting_that_the_others_leave_without_effect_is_named(settings, named):
+    with pytest.warns(UserWarning, match=f"pack_flat has no use for {named}: ") as caught:
+        PackFlat(8, **settings)
+    assert len(caught) == 1
