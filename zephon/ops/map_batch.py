@@ -1,4 +1,4 @@
-"""`map_batch`: a user's function on each finished batch.
+"""`map_batch`: a user's function on each finished batch, whose arrays or whose records it may change in place.
 
 It runs after batching, where a batch is cut and before it is written, so it sees exactly the records that a rank gets,
 in their final form and in memory of its own. What a lane has delivered is counted in the records that went in, whatever
@@ -9,18 +9,56 @@ shows in the data, the microbatch size is part of the identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 
 from zephon.batches import Batch
-from zephon.columns import Block, Column, Fixed, canonical, column_of
+from zephon.columns import Block, Column, Fixed, IntArray, canonical, column_of
+from zephon.digests import block_digest
 from zephon.errors import SettingError
 from zephon.function_digest import digest_of
 from zephon.ops.base import Faults, Operator
 from zephon.ops.interrupts import is_interrupt
 from zephon.randomness import BatchDraws, drawing
-from zephon.types import SampleBatch
+from zephon.types import SampleBatch, SampleRecord
+
+
+class HandedBatch(SampleBatch):
+    """The batch that a function gets. Its records are made once, so that what is done to them is found again."""
+
+    _records: list[SampleRecord] | None = None
+    _given: tuple[SampleRecord, ...] = ()
+    _before: tuple[bytes, bytes] = (b"", b"")
+
+    @property
+    def records(self) -> list[SampleRecord]:
+        if self._records is None:
+            self._records = [SampleRecord(record.meta, deepcopy(record.payload)) for record in super().records]
+            self._given = tuple(self._records)
+            self._before = block_digest(self.block), block_digest(self._of(self._records))
+        return self._records
+
+    def result(self) -> Block:
+        """The batch as the function leaves it. TypeError if both its arrays and its records were changed."""
+        if self._records is None:
+            return self.block
+        of_records, (arrays_before, records_before) = self._of(self._records), self._before
+        same = list(map(id, self._records)) == list(map(id, self._given))
+        if same and block_digest(of_records) == records_before:
+            return self.block
+        if block_digest(self.block) != arrays_before:
+            raise TypeError("the function changed the batch's arrays and its records too: change one of the two")
+        return of_records
+
+    def _of(self, records: list[SampleRecord]) -> Block:
+        columns = Block.from_rows([record.payload for record in records], np.empty((len(records), 3), np.int64)).fields
+        place_of = {id(record): place for place, record in enumerate(self._given)}
+        if not all(id(record) in place_of for record in records):
+            return _of_records(columns, self.block, len(records))
+        places = np.array([place_of[id(record)] for record in records], np.int64)
+        return self.block.select(()).take(places).with_fields(columns)
 
 
 class MapBatch(Operator):
@@ -43,7 +81,7 @@ class MapBatch(Operator):
         """The block of the batch that comes of this one. A failing one goes to `faults`, and is then empty."""
         if not len(block):
             return block
-        batch = SampleBatch(block.copy(), lane=lane, first_record=first_record, dataset_names=names)
+        batch = HandedBatch(block.copy(), lane=lane, first_record=first_record, dataset_names=names)
         try:
             with drawing(BatchDraws(self, faults.scope, block, first_record)):
                 result = self.fn(batch)
@@ -60,7 +98,8 @@ class MapBatch(Operator):
                 raise TypeError("the function returned None, and drop_none=False keeps every batch")
             return block.slice(0, 0)
         if isinstance(result, Batch):
-            return canonical(Block(result.block.fields, _renumbered(result, names), result.block.sample_offsets))
+            left = result.result() if isinstance(result, HandedBatch) else result.block
+            return canonical(Block(left.fields, _renumbered(left.samples, result, names), left.sample_offsets))
         if not isinstance(result, Mapping):
             raise TypeError(f"the function returned {type(result).__name__}, expected a batch, a mapping or None")
         columns = {name: _column(name, value) for name, value in result.items()}
@@ -95,9 +134,8 @@ def _of_records(columns: dict[str, Column], block: Block, count: int) -> Block:
     return Block(columns, np.tile(samples, (count, 1)).reshape(-1, samples.shape[1]), offsets)
 
 
-def _renumbered(batch: Batch, names: tuple[str, ...]) -> Any:
-    """The batch's samples with datasets numbered as in the run. KeyError for one that the run does not have."""
-    samples = batch.block.samples
+def _renumbered(samples: IntArray, batch: Batch, names: tuple[str, ...]) -> IntArray:
+    """The samples of a batch with datasets numbered as in the run. KeyError for one that the run does not have."""
     if batch.dataset_names == names or not len(samples):
         return samples
     unknown = [name for name in batch.dataset_names if name not in names]

@@ -65,6 +65,47 @@ def test_batches_of_another_length_name_all_the_samples_they_were_made_from():
     assert len(batch.samples[0]) == 3
 
 
+def test_records_may_be_changed_in_place():
+    def marked(batch):
+        for record in batch.records:
+            record.payload["double"] = record.payload.pop("id") * 2
+        return batch
+
+    for batch, plain in zip(recipe(marked), recipe(), strict=True):
+        assert batch["double"].tolist() == (plain["id"] * 2).tolist()
+        assert "id" not in batch
+        assert batch.samples == plain.samples
+
+
+def test_records_may_be_left_out_and_put_in_another_order_in_place():
+    def turned(batch):
+        batch.records.pop(0)
+        batch.records.reverse()
+        return batch
+
+    batch, plain = next(iter(recipe(turned))), next(iter(recipe()))
+    assert batch["id"].tolist() == plain["id"].tolist()[:0:-1]
+    assert batch.samples == plain.samples[:0:-1]
+
+
+def test_arrays_may_be_changed_in_place_also_by_a_function_that_reads_the_records():
+    def doubled(batch):
+        batch["id"][...] = [record.payload["id"] * 2 for record in batch.records]
+        return batch
+
+    assert [b["id"].tolist() for b in recipe(doubled)] == [(b["id"] * 2).tolist() for b in recipe()]
+
+
+def test_a_batch_of_which_arrays_and_records_are_changed_is_bad():
+    def torn(batch):
+        batch.records[0].payload["id"] = -1
+        batch["id"][1] = -1
+        return batch
+
+    with pytest.raises(RecordError, match="changed the batch's arrays and its records too"):
+        next(iter(recipe(torn)))
+
+
 def test_records_made_anew_keep_the_datasets_names():
     def made(batch):
         return SampleBatch.from_records(list(reversed(batch.records)))
