@@ -135,7 +135,10 @@ def token_estimation_from(value: Any) -> TokenEstimation | None:
     if not isinstance(value, Mapping) or set(value) - set(names):
         allowed = f"None, a zephon.work.TokenEstimation, or a dict of its arguments: {', '.join(names)}"
         raise SettingError(f"token_estimation is {value!r}. Allowed: {allowed}.")
-    return TokenEstimation(**value)
+    try:
+        return TokenEstimation(**value)
+    except SettingError as error:
+        raise SettingError(f"token_estimation: {error}") from None
 
 
 class _Counted:

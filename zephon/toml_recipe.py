@@ -56,6 +56,8 @@ def pipelines_of(path: str, source: bytes, default: str) -> dict[str, Pipeline]:
         place = re.search(r"^(.*?) \(at (?:line (\d+), column \d+|end of document)\)$", str(error), re.DOTALL)
         end = _line(source.rstrip(), len(source))
         what, line = (place[1], place[2] or end) if place else (str(error), end)
+        if what.endswith(" twice"):
+            what += "; a step that comes twice has double brackets each time: [[shuffle]]"
         raise RecipeError(f"{path}:{line}: {what}") from error
     file = _File(path, Lines(text))
     named = document.pop(PIPELINES, {})
@@ -156,6 +158,9 @@ class _File:
             arguments = dict(self._table(one, source))
             weighted = "weight" in arguments
             weight = arguments.pop("weight", None)
+            unknown = [key for key in arguments if key not in inspect.signature(Dataset.from_path).parameters]
+            if not weighted and (near := difflib.get_close_matches("weight", unknown, 1)):
+                raise self.error((*one, near[0]), f"[sources] has no {near[0]!r}; did you mean 'weight'?")
             if weighted and (isinstance(weight, bool) or not isinstance(weight, (int, float))):
                 raise self.error((*one, "weight"), f"weight = {weight!r}: must be a number from 0")
             if number and weighted != bool(weights):

@@ -87,7 +87,7 @@ class StaticMixtureWorkSource:
         max_repeats: int | Mapping[str, int] | None = None,
         stop_after_passes: int = _NotGiven(1),
         lane_assignment: Literal["permute", "modulo"] = "permute",
-        token_estimation: TokenEstimation | None = None,
+        token_estimation: TokenEstimation | Mapping[str, Any] | None = None,
         **ignored: Any,
     ) -> None:
         drop_ignored("StaticMixtureWorkSource", ignored, StaticMixtureWorkSource.__init__.__annotations__)

@@ -11,6 +11,7 @@ from tests.corpora import COUNT, byte_tokenizer
 from zephon.errors import RecipeError
 from zephon.recipe import load_recipe
 from zephon.toml_recipe import NEED_CODE, step_names
+from zephon.work import TokenEstimation
 
 TOML = """\
 # a comment
@@ -140,6 +141,13 @@ def test_weights_may_be_left_out_or_be_given_as_the_mixture_argument(folder: Pat
     assert load(folder, given).pipeline().plan().identity == expected
 
 
+def test_weights_that_mean_tokens_are_a_table(folder: Path) -> None:
+    text = TOML.replace("seed = 3\n", "seed = 3\ntoken_estimation = { primer = { web = 20, code = 40 } }\n", 1)
+    assert load(folder, text).pipeline().source.token_estimation == TokenEstimation(primer={"web": 20, "code": 40})
+    text = text.replace("{ primer = { web = 20, code = 40 } }", "{}")
+    assert load(folder, text).pipeline().source.token_estimation == TokenEstimation()
+
+
 def test_arrays_of_inline_tables_and_other_line_ends_say_the_same(folder: Path) -> None:
     text = TOML.replace("\n", "\r\n").replace("[decode_text]\r\n", "")
     text = "decode_text = {}\r\n" + text
@@ -188,6 +196,11 @@ MISTAKES = [
     ('weight = "much"', "weight = 0.7", 0, "weight = 'much': must be a number"),
     ("weight = -1", "weight = 0.3", 0, "'code'"),
     ("", "weight = 0.3", -4, "give a `weight` to each"),
+    ("wieght = 0.3", "weight = 0.3", 0, r"\[sources\] has no 'wieght'; did you mean 'weight'"),
+    ("token_estimation = true", "# a comment", 0, "token_estimation does not stand here"),
+    ("seed = 3\ntoken_estimation = true", "seed = 3", +1, r"\[work_source\] token_estimation = True: must be a table"),
+    ("seed = 3\ntoken_estimation = { primer = 0 }", "seed = 3", +1, "primer is 0. Allowed"),
+    ("[tokenize]\n[tokenize]", "[tokenize]", +1, r"twice; a step that comes twice has double brackets"),
     ('name = "web"', 'name = "code"', None, r"the names \['web'\] occur more than once"),
     ('path = "nowhere"', 'path = "code/*.jsonl"', 0, "nowhere"),
     ('fmt = "csv"', 'fmt = "jsonl"', 0, "csv"),

@@ -51,9 +51,8 @@ def find_shards(name: str, path: str | os.PathLike[str], fmt: str | None = None)
     elif _MAGIC.search(location):
         base, seen = _glob(location)
     else:
-        raise DatasetError(
-            f"dataset {name!r}: {location} does not exist; check the path (relative ones start at {os.getcwd()})"
-        )
+        start = "" if os.path.isabs(location) else f" (relative ones start at {os.getcwd()})"
+        raise DatasetError(f"dataset {name!r}: {location} does not exist; check the path{start}")
     chosen = _choose(name, location, seen, fmt)
     formats = {fmt} if fmt is not None else {found for file in chosen if (found := format_of(file))}
     if len(formats) > 1:
