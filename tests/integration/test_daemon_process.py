@@ -218,7 +218,8 @@ def test_a_recipe_that_cannot_be_loaded_is_one_line_and_exit_code_3(start: Any, 
 
 
 def test_the_engine_gets_its_settings(start: Any) -> None:
-    assert start(memory=1 << 30).report()["engine"]["settings"] == {"workers": 2, "memory": 1 << 30}
+    settings = start(memory=1 << 30).report()["engine"]["settings"]
+    assert (settings["workers"], settings["memory"]) == (2, 1 << 30)
 
 
 def test_an_attached_clients_connection_goes_to_the_engine(start: Any, client: Any) -> None:
