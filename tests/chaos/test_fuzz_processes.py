@@ -106,11 +106,18 @@ class Engine:
         assert heard(self.channel, p.EngineReady)
         self.numbers = 0
 
+    def send(self, message: object, fds: tuple[int, ...] = ()) -> None:
+        """Until it is sent."""
+        self.channel.send(encode(message), fds)
+        while self.channel.wants_write:
+            assert select.select([], [self.channel], [], SECONDS)[1], "the engine does not listen"
+            self.channel.flush()
+
     def worker(self) -> Channel:
         """Another worker of its: the test."""
         mine, its = pair()
         self.numbers += 1
-        self.channel.send(encode(p.AddWorker(self.numbers, os.getpid())), (its.fileno(),))
+        self.send(p.AddWorker(self.numbers, os.getpid()), (its.fileno(),))
         its.close()
         return mine
 
@@ -155,9 +162,8 @@ def test_an_engine_throws_out_a_worker_that_talks_nonsense_and_goes_on(
             if not say(worker, noise(chance, FROM_WORKER), fds=chance.randrange(2)):
                 break
         worker.close()
-    until(engine.lives)
-    for number in range(1, engine.numbers + 1):
-        engine.channel.send(encode(p.WorkerGone(number, "thrown out")))
+        engine.send(p.WorkerGone(engine.numbers, "thrown out"))
+    assert engine.lives()
     until(lambda: len(os.listdir(f"/proc/{engine.pid}/fd")) < 20)
 
 
