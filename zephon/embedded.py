@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from zephon.arguments import recipe_level
 from zephon.errors import RunFailed
 from zephon.frontiers import Checkpoint, Frontier
 from zephon.lanes import RoundRobin, epoch_end_report, owned_lanes, released_rounds
@@ -84,6 +85,7 @@ class EmbeddedRun:
         self._task_samples = task_samples
         self._failure: Exception | None = None
         self._runs: dict[int, LaneRun] = {}
+        self._said_own_end = False
         self._begin(checkpoint.epoch if checkpoint else 0, checkpoint)
 
     def _begin(self, epoch: int, checkpoint: Checkpoint | None) -> None:
@@ -102,7 +104,8 @@ class EmbeddedRun:
             for lane in self.lanes
         }
         unknown = self._totals is None and self.plan.settings.even_ends and not self._alone
-        if unknown and self.plan.ends(epoch) is not False:
+        if unknown and self.plan.ends(epoch) is not False and not self._said_own_end:
+            self._said_own_end = True
             _warn_own_end(self)
 
     def settle(self) -> int:
@@ -241,7 +244,7 @@ def _warn_own_end(run: EmbeddedRun) -> None:
     warnings.warn(
         f"this group sees lanes {run.lanes} only, so its epoch ends with them; other groups may end at another step. "
         "Run under the daemon for one end on all ranks, or set even_ends=False if that is meant.",
-        stacklevel=4,
+        stacklevel=recipe_level(),
     )
 
 

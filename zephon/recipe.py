@@ -146,4 +146,7 @@ def _errors_of(path: str) -> Iterator[None]:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
         line = f":{frames[-1].lineno}" if frames else ""
         text = " ".join(str(error).split()) or "raised"
+        if isinstance(error, AttributeError) and error.name and error.obj is not None:
+            near = difflib.get_close_matches(error.name, dir(error.obj), 1)
+            text += f"; did you mean {near[0]!r}?" if near else ""
         raise RecipeError(f"{path}{line}: {type(error).__name__}: {text}") from error

@@ -82,6 +82,7 @@ def test_two_loads_of_one_recipe_do_not_touch_each_other(write: Write) -> None:
     ("def f(:\n", "recipe.py:3: SyntaxError"),
     ("raise SystemExit(4)\n", "recipe.py:3: SystemExit: 4"),
     ("pipeline = Pipeline(source).batch(0)\n", "recipe.py:3: SettingError: microbatch_size=0"),
+    ("pipeline = Pipeline(source).map_transfrom(len)\n", "no attribute 'map_transfrom'; did you mean 'map_transform'?"),
     ("raise ValueError('two\\nlines')\n", "two lines"),
 ])  # fmt: skip
 def test_what_is_wrong_is_one_line_that_names_the_place(write: Write, text: str, said: str) -> None:

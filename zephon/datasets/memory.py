@@ -44,6 +44,8 @@ class MemorySource(Source):
     location = "memory"
 
     def __init__(self, name: str, shards: Mapping[str, InMemoryShard]) -> None:
+        if not isinstance(shards, Mapping):
+            raise DatasetError(f"dataset {name!r}: expected {{shard id: InMemoryShard(rows)}}, not {shards!r:.100}")
         for key, shard in shards.items():
             if not isinstance(shard, InMemoryShard):
                 raise DatasetError(f"dataset {name!r}: shard {key!r} is {type(shard).__name__}, not an InMemoryShard")

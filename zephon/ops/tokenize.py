@@ -257,11 +257,13 @@ def _check_length(max_length: int | None, truncation: bool, split: bool, special
     least = 1 if split else specials + 1
     if type(max_length) is not int or max_length < least:
         raise SettingError(f"tokenize: max_length={max_length!r}: must be a whole number from {least}")
+    idle = None
     if not truncation and not split:
-        warnings.warn(
-            f"tokenize: max_length={max_length} alone has no effect: add truncation=True or split_long_samples=True",
-            stacklevel=recipe_level(),
-        )
+        idle = f"max_length={max_length} alone has no effect: add truncation=True or split_long_samples=True"
+    elif truncation and split:
+        idle = "truncation=True has no effect beside split_long_samples=True, which loses nothing: leave one out"
+    if idle:
+        warnings.warn(f"tokenize: {idle}", stacklevel=recipe_level())
 
 
 def _truncated(ids: AnyArray, offsets: IntArray, limit: int) -> Encoded:

@@ -94,7 +94,7 @@ def test_only_needed_fields_are_given() -> None:
     assert dataset.fetch(0, np.array([0, 1]), frozenset({"a"}), Faults()).to_rows() == [{"a": 1}, {}]
 
 
-@pytest.mark.parametrize("shards", [{}, {"a": InMemoryShard([])}, {"a": [{"x": 1}]}])
+@pytest.mark.parametrize("shards", [{}, {"a": InMemoryShard([])}, {"a": [{"x": 1}]}, [{"x": 1}]])
 def test_what_holds_no_rows_is_refused(shards: Any) -> None:
     with pytest.raises(DatasetError, match="'d'"):
         Dataset.from_dict("d", shards)

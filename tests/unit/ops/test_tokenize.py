@@ -331,6 +331,13 @@ def test_length_alone_warns_that_it_has_no_effect(tokenizer_file: Path) -> None:
     assert operator.describe() == Tokenize(tokenizer_id=tokenizer_file, field="text").describe()
 
 
+def test_truncation_beside_splitting_warns_that_it_has_no_effect(tokenizer_file: Path) -> None:
+    given: dict[str, Any] = {"tokenizer_id": tokenizer_file, "field": "text", "max_length": 5}
+    with pytest.warns(UserWarning, match="truncation=True has no effect beside split_long_samples=True"):
+        operator = Tokenize(truncation=True, split_long_samples=True, **given)
+    assert operator.describe() == Tokenize(split_long_samples=True, **given).describe()
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
