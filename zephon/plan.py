@@ -128,6 +128,12 @@ class Plan:
         return block
 
     @property
+    def sample_bytes(self) -> float:
+        """The mean size of a sample as it is stored."""
+        rows = sum(dataset.total for dataset in self.source.datasets)
+        return sum(dataset.raw_bytes for dataset in self.source.datasets) / max(rows, 1)
+
+    @property
     def dataset_names(self) -> tuple[str, ...]:
         return tuple(dataset.name for dataset in self.source.datasets)
 

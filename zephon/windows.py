@@ -29,6 +29,9 @@ from zephon.whereabouts import READING, Whereabouts
 TASK_SAMPLES = 512
 """Samples handed to a worker at once, unless told otherwise. Not visible in the data."""
 
+SMALL_SAMPLE = 256.0
+"""Bytes under which a sample is less work than handing it over."""
+
 
 class Task(NamedTuple):
     """Samples `low` to `high` of a lane, in the lane's own numbering: what one worker does at once.
@@ -52,13 +55,16 @@ class Outcome(NamedTuple):
     counters: dict[str, int]
 
 
-def samples_a_task(chunk_size: int) -> int:
-    """About `TASK_SAMPLES`: whole chunks, or a whole part of one, so that few tasks read from the same row groups."""
+def samples_a_task(chunk_size: int, sample_bytes: float = SMALL_SAMPLE) -> int:
+    """About `TASK_SAMPLES`, or up to four times as many of small samples: whole chunks, or a whole part of one, so that
+    few tasks read from the same row groups. `sample_bytes` is the mean size of a sample as it is stored.
+    """
     if not chunk_size:  # chunks have lengths of their own
         return TASK_SAMPLES
-    if chunk_size <= TASK_SAMPLES:
-        return chunk_size * round(TASK_SAMPLES / chunk_size)
-    return -(-chunk_size // round(chunk_size / TASK_SAMPLES))
+    wanted = TASK_SAMPLES * min(4.0, max(1.0, SMALL_SAMPLE / max(sample_bytes, 1.0)))
+    if chunk_size <= wanted:
+        return chunk_size * round(wanted / chunk_size)
+    return -(-chunk_size // round(chunk_size / wanted))
 
 
 def tasks_of(

@@ -42,12 +42,13 @@ from zephon.transport.segments import PAGE, MemoryHeadroom, Segment
 from zephon.transport.statement import decode_statement
 from zephon.windows import Front, Outcome, Task, pointers_of
 from zephon_daemon.black_box import BlackBox
+from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.lane_waits import lane_waits
 from zephon_daemon.named_work import given_up
 from zephon_daemon.pages import give_back
 from zephon_daemon.ports import ClientPort, LiveRun, WorkerPort, WorkerRing, read_memory, worker_slot
 from zephon_daemon.report import bounded
-from zephon_daemon.run import DropRing, Instruction, MakeRing, Run, Tell, Write
+from zephon_daemon.run import Run
 from zephon_daemon.scheduler import Scheduler, Work
 from zephon_daemon.stacks import offer_stack
 from zephon_daemon.stages import Stages

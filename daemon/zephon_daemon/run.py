@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 from zephon.columns import Block
 from zephon.errors import ProtocolError
@@ -25,63 +24,18 @@ from zephon.frontiers import Checkpoint, Frontier
 from zephon.lanes import batch_end, batch_round, owned_lanes
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
-from zephon.transport.layout import Layout, measure
+from zephon.transport.layout import measure
 from zephon.transport.protocol import Announced, BatchReady, LaneTotal, ReadersLeft
 from zephon.transport.rings import ALONE, ALONE_AT_ONCE, LARGE_RING, RingWriter, Slot, ring_shape
 from zephon.transport.statement import EPOCHS_STATED, Statement
 from zephon.windows import Outcome, Task, samples_a_task
 from zephon_daemon.gates import ENDLESS, Gate, Gates
+from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.scheduler import CREDITS
 
 ANNOUNCEMENTS_KEPT = 64
 SIDE_BY_SIDE = 2
 """Tasks of one lane in work at once while its ring runs empty."""
-
-
-@dataclass(frozen=True)
-class Tell:
-    """Send a message to a client. A droppable one may be left out if the client does not keep up."""
-
-    client: int
-    message: Any
-    droppable: bool = False
-
-
-@dataclass(frozen=True)
-class MakeRing:
-    """Create memory for a generation of a lane's ring and hand it to the clients.
-
-    `alone` names the batch, too large for the ring, that it is for alone; empty for a ring.
-    """
-
-    lane: int
-    generation: int
-    slot_bytes: int
-    slots: int
-    clients: tuple[int, ...]
-    alone: str = ""
-
-
-@dataclass(frozen=True)
-class DropRing:
-    """Nobody uses that generation any more."""
-
-    lane: int
-    generation: int
-
-
-@dataclass(frozen=True)
-class Write:
-    """Write a batch into a slot and tell its readers."""
-
-    slot: Slot
-    layout: Layout
-    ready: BatchReady
-    clients: tuple[int, ...]
-
-
-Instruction = Tell | MakeRing | DropRing | Write
-
 
 Place = tuple[int, int]
 """Where a lane stands: its epoch, and the record at which its next batch begins in turn-taking."""
@@ -157,7 +111,7 @@ class Run:
         ring_bytes: int | None = None,
     ) -> None:
         self.plan, self.slots, self.ring_bytes = plan, slots, ring_bytes
-        self.task_samples = task_samples or samples_a_task(plan.chunk_size)
+        self.task_samples = task_samples or samples_a_task(plan.chunk_size, plan.sample_bytes)
         self.first_epoch = checkpoint.epoch if checkpoint else 0
         self.starts = checkpoint.lanes if checkpoint else {lane: Frontier() for lane in range(plan.lanes)}
         self.owned = [owned_lanes(plan.lanes, dp_degree, group, strategy) for group in range(dp_degree)]

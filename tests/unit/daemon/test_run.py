@@ -19,7 +19,8 @@ from zephon.plan import Plan
 from zephon.transport import protocol as p
 from zephon.transport.layout import read
 from zephon.windows import Front, run_window, window_of
-from zephon_daemon.run import DropRing, MakeRing, Run, Tell, Write
+from zephon_daemon.instructions import DropRing, MakeRing, Tell, Write
+from zephon_daemon.run import Run
 from zephon_daemon.scheduler import DEATHS, Scheduler
 
 

@@ -16,7 +16,8 @@ from tests.unit.small_recipes import examples
 from zephon.errors import RunFailed
 from zephon.frontiers import Announcement, Checkpoint, frontier_at
 from zephon.transport import protocol as p
-from zephon_daemon.run import Run, Tell
+from zephon_daemon.instructions import Tell
+from zephon_daemon.run import Run
 
 
 def announced(world: World, told: list[p.Announced]) -> None:

@@ -27,7 +27,8 @@ from zephon.transport.layout import read
 from zephon.transport.statement import decode_statement
 from zephon.windows import Front, run_window, window_of
 from zephon_client.run import Run as ClientRun
-from zephon_daemon.run import DropRing, MakeRing, Run, Tell, Write
+from zephon_daemon.instructions import DropRing, MakeRing, Tell, Write
+from zephon_daemon.run import Run
 from zephon_daemon.scheduler import Scheduler
 
 EPOCHS = 2

@@ -9,7 +9,8 @@ import pytest
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.lanes import RoundRobin
 from zephon.windows import Front, Task, samples_a_task
-from zephon_daemon.run import MakeRing, Run, Write
+from zephon_daemon.instructions import MakeRing, Write
+from zephon_daemon.run import Run
 from zephon_daemon.scheduler import CREDITS, Scheduler
 
 MICROBATCH = 2

@@ -1,0 +1,55 @@
+"""What the state machine of a run has its shell do: tell clients, make and drop rings, write batches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from zephon.transport.layout import Layout
+from zephon.transport.protocol import BatchReady
+from zephon.transport.rings import Slot
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Send a message to a client. A droppable one may be left out if the client does not keep up."""
+
+    client: int
+    message: Any
+    droppable: bool = False
+
+
+@dataclass(frozen=True)
+class MakeRing:
+    """Create memory for a generation of a lane's ring and hand it to the clients.
+
+    `alone` names the batch, too large for the ring, that it is for alone; empty for a ring.
+    """
+
+    lane: int
+    generation: int
+    slot_bytes: int
+    slots: int
+    clients: tuple[int, ...]
+    alone: str = ""
+
+
+@dataclass(frozen=True)
+class DropRing:
+    """Nobody uses that generation any more."""
+
+    lane: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class Write:
+    """Write a batch into a slot and tell its readers."""
+
+    slot: Slot
+    layout: Layout
+    ready: BatchReady
+    clients: tuple[int, ...]
+
+
+Instruction = Tell | MakeRing | DropRing | Write
