@@ -105,6 +105,7 @@ class Builder:
         `zephon.ops.stateful_transform`. Raises SettingError.
         """
         drop_ignored("stateful_transform", ignored, (*StatefulTransform.__init__.__annotations__, "parallelism"))
+        self._ask_for_token_counts()
         return self._add(
             StatefulTransform(
                 name,
@@ -152,6 +153,7 @@ class Builder:
             op = FunctionOp(op, traits=traits, **functions)  # type: ignore[arg-type]
         elif given := [name for name, function in functions.items() if function is not None]:
             raise SettingError(f"add_op: {given[0]} belongs to add_op(name, ...); an operator has methods of its own")
+        self._ask_for_token_counts()
         return self._add(custom(op, behind=any(isinstance(other, Stateful) for other in self.operators)))
 
     @spelled()
@@ -278,9 +280,7 @@ class Builder:
         SettingError.
         """
         drop_ignored("ensure_mixture", ignored, EnsureMixture.__init__.__annotations__)
-        for operator in self.operators:
-            if isinstance(operator, FlatPacker):
-                operator.counts_tokens = True
+        self._ask_for_token_counts()
         return self._add(
             EnsureMixture(
                 max_buffer_size=max_buffer_size,
@@ -350,6 +350,12 @@ class Builder:
         self._change()
         self.data, self.topology, self.execution = apply_options(self.data, self.topology, self.execution, options)
         return self
+
+    def _ask_for_token_counts(self) -> None:
+        """What is added next may look at the tokens of each dataset in a packed sequence."""
+        for operator in self.operators:
+            if isinstance(operator, FlatPacker):
+                operator.counts_tokens = True
 
     def _add(self: B, operator: Operator, parallelism: int | None = None) -> B:
         self._hint(operator.name, parallelism)

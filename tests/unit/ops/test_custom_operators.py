@@ -310,7 +310,8 @@ def test_accumulators_to_build_on_hold_and_give_what_they_say() -> None:
         CountingAccumulator(0)
 
 
-def test_tokens_by_dataset_are_known_where_packing_counted_them_and_stay_with_the_record() -> None:
+@pytest.mark.parametrize("mixed", [False, True])
+def test_tokens_by_dataset_are_known_behind_packing_and_stay_with_the_record(mixed: bool) -> None:
     seen: list[SampleMeta] = []
 
     def look(records: Records) -> Records:
@@ -320,7 +321,9 @@ def test_tokens_by_dataset_are_known_where_packing_counted_them_and_stay_with_th
     pipeline = pipeline_of(rows=(20, 10), lanes=1, chunk=10, batch=1)
     pipeline._batched = False
     pipeline.map_transform(lambda row: {"input_ids": [row["id"]] * (1 + row["id"] % 5)}).pack_flat(8, algorithm="wrap")
-    pipeline.add_op("first", process_many=lambda records: records).ensure_mixture(max_buffer_size=2)
+    pipeline.add_op("first", process_many=lambda records: records)
+    if mixed:
+        pipeline.ensure_mixture(max_buffer_size=2)
     pipeline.add_op("look", process_many=look).batch(1)
     batches = unchecked(pipeline)
     assert len(batches) > 5
