@@ -126,10 +126,13 @@ class EnsureMixture(Stateful):
             return [float(self.mixture.weights.get(name, 0)) for name in names]
         if plan is None:
             raise RunFailed("ensure_mixture: outside a run there is no work source whose mixture could be kept")
-        counts = plan.curriculum(key.epoch).proportions
+        curriculum = plan.curriculum(key.epoch)
+        counts = curriculum.proportions
         number = window_at(key.lane, plan.lanes, plan.flush_every, key.chunk)
         end = window_start(key.lane, plan.lanes, plan.flush_every, number + 1)
         positions = [chunk * plan.lanes * plan.chunk_size for chunk in (key.chunk, end)]
+        if curriculum.total is not None:  # the epoch's last window may reach beyond its end
+            positions[1] = min(positions[1], curriculum.total)
         shares = [float(b - a) for a, b in zip(*(counts.counts(position) for position in positions), strict=True)]
         weights = getattr(counts, "weights", None)
         shares = shares if weights is None else [float(weight) for weight in weights]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.ops.test_pack_flat import KEY, cuts_of, run
-from zephon import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource
+from zephon import Dataset, InMemoryShard, MixtureSchedule, MixtureSpec, Pipeline, StaticMixtureWorkSource
 from zephon.columns import Block, Column, Fixed, Objects, Ragged
 from zephon.errors import RecordError, SettingError
 from zephon.ops.base import Faults
@@ -243,6 +243,17 @@ def test_the_work_sources_own_mixture_is_kept_unless_told_otherwise() -> None:
     assert furthest(window(), [3, 1]) <= 0.05
     assert furthest(window(max_buffer_size=1), [3, 1]) > 0.05  # what the shuffle before it leaves
     assert furthest(window(mixture={"a": 1, "b": 1}, max_buffer_size=None), [1, 1]) <= 0.05
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_schedules_last_window_ends_with_the_epoch(lanes: int) -> None:
+    sets = [Dataset.from_dict(name, {"0": InMemoryShard([{"id": i} for i in range(60)])}) for name in "ab"]
+    schedule = MixtureSchedule([(0.0, {"a": 3, "b": 1}), (1.0, {"a": 1, "b": 3}, "linear")])
+    source = StaticMixtureWorkSource(sets, schedule, chunk_size=16, max_repeats=0)
+    kept = Pipeline(source).ensure_mixture(max_buffer_size=8).batch(4, drop_last=False)
+    batches = list(kept.options(canonical_replicas=lanes, flush_every_k_chunks=8))
+    delivered = Counter(sample for batch in batches for sample in batch.samples)
+    assert delivered == Counter({(name, 0, row): 1 for name in "ab" for row in range(60)})
 
 
 @pytest.mark.parametrize(
