@@ -195,7 +195,14 @@ def test_a_connection_that_ends_again_and_again_before_a_batch_comes_is_given_up
 def test_a_rank_whose_first_attach_is_cut_off_attaches_again(make_peer: Make, join: Join) -> None:
     peer = make_peer(lanes=1, microbatch=2)
     loader = join(peer)
-    peer.answers[p.Attach] = lambda message: [peer.cut_now(message.client), peer.answers.pop(p.Attach) and None]
+
+    def cut(message: p.Attach) -> list[Any]:
+        peer.until_joined(message.client)
+        peer.cut_now(message.client)
+        del peer.answers[p.Attach]
+        return [None]
+
+    peer.answers[p.Attach] = cut
     assert next(loader)["id"].tolist() == ids(0, 0, 2)
     assert [attach.statement for attach in peer.heard(p.Attach)] == ["", ""]
     assert json.loads(json.dumps(loader.state_dict()))["complete"]

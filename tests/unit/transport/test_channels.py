@@ -36,7 +36,7 @@ def descriptors_come_back() -> Iterator[None]:
     gc.collect()  # what earlier tests left to it
     before = len(os.listdir("/proc/self/fd"))
     yield
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer where another test's are closed only now
 
 
 def wait_readable(channel: Channel | Listener) -> None:
