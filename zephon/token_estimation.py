@@ -15,14 +15,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from zephon.datasets.fetch import read
 from zephon.errors import SettingError
 from zephon.function_digest import digest_of
-from zephon.ops.base import Faults, Operator, Stateful, Stateless
+from zephon.ops.base import Faults, Operator, Scope, Stateful, Stateless
 from zephon.ops.token_fields import AUTO
 from zephon.permutations import mix, permute
 from zephon.proportions import rounded_weights
@@ -30,6 +30,7 @@ from zephon.token_counts import tokens_of_records
 
 if TYPE_CHECKING:
     from zephon.datasets import Dataset
+    from zephon.plan import Plan
 
 _AT_ONCE = 512
 _Counting = Callable[["Dataset", Any, Faults], int]  # (dataset, pointers of rows, faults) to their tokens
@@ -89,7 +90,7 @@ class TokenEstimation:
         if self.primer != "measure":
             ratios = self.primer if isinstance(self.primer, Mapping) else {}
             return {d.name: float(ratios.get(d.name, self.primer if not ratios else 1.0)) for d in datasets}
-        counted = self._counted_by_user if self.measure is not None else _Counted(operators)
+        counted = self._counted_by_user if self.measure is not None else _Counted(operators, seed)
         return {dataset.name: self._mean(dataset, counted, seed, on_error) for dataset in datasets}
 
     def _mean(self, dataset: Dataset, counted: _Counting, seed: int, on_error: str) -> float:
@@ -144,8 +145,10 @@ def token_estimation_from(value: Any) -> TokenEstimation | None:
 class _Counted:
     """Counts tokens with the pipeline's operators, loaded in copies of their own."""
 
-    def __init__(self, operators: Sequence[Operator]) -> None:
-        self.operators = [copy.copy(operator) for operator in measured_by(operators)]
+    def __init__(self, operators: Sequence[Operator], seed: int) -> None:
+        copies = {id(operator): copy.copy(operator) for operator in measured_by(operators)}
+        self.operators, self._seed = list(copies.values()), seed
+        self._all = [copies.get(id(operator), operator) for operator in operators]
         self.fields: frozenset[str] | None = frozenset(AUTO)
         for operator in reversed(self.operators):
             self.fields = operator.requires(self.fields)
@@ -153,6 +156,7 @@ class _Counted:
             operator.setup()
 
     def __call__(self, dataset: Dataset, pointers: Any, faults: Faults) -> int:
+        faults.scope = Scope(cast("Plan", _Rehearsed(self._all, self._seed, (dataset.name,))), 0, 0)
         block = read([dataset], pointers, self.fields, faults)
         for operator in self.operators:
             if not len(block):
@@ -169,6 +173,16 @@ class _Counted:
                 "row) or primer= (tokens a sample)."
             )
         return int(tokens.sum())
+
+
+@dataclass(frozen=True)
+class _Rehearsed:
+    """What `zephon.generator()` asks of a plan, before there is one: a row draws as in its first pass of epoch 0."""
+
+    operators: Sequence[Operator]
+    seed: int
+    dataset_names: tuple[str, ...]
+    chunk_size: int = 0
 
 
 def measured_by(operators: Sequence[Operator]) -> list[Stateless]:

@@ -11,6 +11,7 @@ import pytest
 from tests.unit.small_recipes import tokenizer
 from zephon import Dataset, InMemoryShard, MixtureSchedule, Pipeline, StaticMixtureWorkSource
 from zephon.errors import RecordError, SettingError
+from zephon.randomness import generator
 from zephon.token_counts import DrawnCounts, tokens_of_records
 from zephon.windows import Front
 from zephon.work import TokenEstimation
@@ -214,6 +215,32 @@ def test_explain_shows_the_estimates():
 
 
 # Counting
+
+
+@pytest.mark.parametrize("step", ["map_transform", "add_op"])
+def test_functions_that_draw_random_numbers_draw_those_of_the_first_pass(step):
+    def some(row):
+        return row if generator().random() < 0.5 else None
+
+    def some_records(records):
+        return [record for record in records if generator(record.meta).random() < 0.5]
+
+    def recipe():
+        source = two(rows=(80, 40), words=(9, 2), exhausted_policy=None, max_repeats=0)
+        pipeline = Pipeline(source).map_transform(lambda row: row)
+        if step == "map_transform":
+            pipeline.map_transform(some)
+        else:
+            pipeline.add_op("some", process_many=some_records)
+        pipeline.tokenize(tokenizer_id=tokenizer(), field="text", special_tokens="none")
+        return pipeline.batch(1).options(canonical_replicas=1)
+
+    tokens = {"a": 0, "b": 0}
+    for batch in recipe():
+        tokens[batch.samples[0][0]] += len(batch["input_ids"][0])
+    estimates = recipe().plan().identity["token_estimates"]
+    assert {name: estimates[name] * rows for name, rows in (("a", 80), ("b", 40))} == pytest.approx(tokens)
+    assert 0 < tokens["a"] < 80 * 9
 
 
 def test_samples_cut_into_several_records_count_once_and_their_tokens_all():
