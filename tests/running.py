@@ -200,12 +200,14 @@ class Daemon(Program):
         ready: bool = True,
         memory: str | None = None,
         prefix: Sequence[str] = (),
+        more: Sequence[str] = (),
     ) -> None:
         folder = Path(recipe).parent
         self.recipe, self.workers = recipe, workers
         self.socket = socket or str(folder / "d.sock")
         options = ["--socket", self.socket, "--workers", str(workers)]
         options += ["--memory", memory] if memory else []
+        options += more
         super().__init__(command("zephon_daemon.cli:main", "daemon", recipe, *options), folder, environment, prefix)
         if ready:
             line = self.line()

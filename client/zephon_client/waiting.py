@@ -58,13 +58,15 @@ class Waiting:
         if self._waited >= limits.told and not self._told and feed.reason:
             self._told = True
             warnings.warn(f"no batch for {self._waited:.0f} s: {feed.reason}", stacklevel=4)
-        if feed.stall and not self._stall_told:
+        if self._answered and feed.stall and not self._stall_told:
             self._stall_told = feed.stall
             warnings.warn(f"no batch for {self._waited:.0f} s: {feed.stall}", stacklevel=4)
         if self._waited >= limits.hungry:
             if self._silent >= min(limits.silent, limits.stalled):
                 self._ask_for_engine()
             if self._stalled >= limits.stalled:
+                if self._silent > 2 * limits.hungry:
+                    self._ask_for_engine()
                 raise self._stall() if self._answered or self._engine else self._no_sign()
             if feed.unfed:
                 feed.hungry(self._lane, self._epoch)
@@ -82,7 +84,7 @@ class Waiting:
         told = self._ask()
         if not told:
             raise self._no_sign()
-        if not self._engine:
+        if not self._engine and self._stalled < self._limits.stalled:
             warnings.warn(f"no batch for {self._waited:.0f} s: {told}", stacklevel=5)
         self._engine, self._silent = told, 0.0
 

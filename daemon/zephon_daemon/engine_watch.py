@@ -13,7 +13,8 @@ from zephon_daemon.stacks import Stack, calls
 from zephon_daemon.watchdog import Act, Patience, Watchdog
 
 SILENT_SECONDS = 1.5
-"""An engine goes round its loop once a second at least; its stack is asked for when it has not for so long."""
+"""An engine goes round its loop once a second at least; its stack is asked for when it has not for so long, or for the
+limit, if that is shorter."""
 
 _ENGINE = "engine"
 _log = logging.getLogger("zephon.daemon")
@@ -26,6 +27,7 @@ class EngineWatch:
         self._patience, self._clock = patience, clock
         self._box: BlackBox | None = None
         self._seen = -1
+        self._silent = min(SILENT_SECONDS, patience.limit or SILENT_SECONDS)
         self._stack: Stack | None = None
         self._dog, self._asked, self._why = Watchdog(patience), False, ""
 
@@ -55,7 +57,7 @@ class EngineWatch:
         now, self._seen = self._clock(), self._box.beats
         acts = self._dog.look({_ENGINE: self._seen}, now)
         seconds = self._dog.seconds(_ENGINE, now)
-        if seconds < SILENT_SECONDS:
+        if seconds < self._silent:
             self._asked = False
         elif not self._asked:
             self._asked = True
@@ -77,7 +79,7 @@ class EngineWatch:
         if self._box is None or self._stack is None:
             return ""
         seconds = self._dog.seconds(_ENGINE, self._clock()) if self._box.beats == self._seen else 0.0
-        if seconds < SILENT_SECONDS:
+        if seconds < self._silent:
             return ""
         work = str(self._box)
         where = f", {work}" if work else ""

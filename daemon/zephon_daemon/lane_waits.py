@@ -51,9 +51,9 @@ def lane_waits(number: int, run: Run, scheduler: Scheduler, oversight: Oversight
 def _of_head(worker: Hashable, in_work: bool, scheduler: Scheduler, oversight: Oversight) -> tuple[str, str]:
     """Cause and reason of a lane whose next outcome is with a worker."""
     who = f"worker {worker}" if isinstance(worker, int) else "the engine's threads"
+    cause = oversight.cause(worker)
     if in_work:
-        cause = oversight.cause(worker)
         return cause, f"{cause} on {who}"
     oldest = scheduler.workers[worker].oldest
     lane = oldest[1].task.lane if oldest is not None else -1
-    return "tasks before it", f"{who}, at work for lane {lane}"
+    return cause, f"{who}, at {cause} for lane {lane} before"

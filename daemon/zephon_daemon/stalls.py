@@ -154,6 +154,9 @@ class Oversight:
             said += self._act(worker, act, seconds, now)
         for stalled in self._stalls.keys() - self._dog.stalled.keys():
             del self._stalls[stalled]
+        for worker in [worker for worker in self._stalls if self.place(worker) is None]:  # its run has ended since
+            self._end(worker, self._dog.stalled[worker])
+            del self._stalls[worker]
         return said
 
     def stalls(self) -> list[dict[str, Any]]:
@@ -177,18 +180,21 @@ class Oversight:
                 notes.stack.ask()
             return []
         place = self.place(worker)
-        if place is None:
-            return []
-        if act is Act.REPORT:
+        if act is Act.REPORT and place is not None:
             trace = notes.stack.read() if notes is not None else ""
             standing = notes.stack.described() if notes is not None else ""
             output = self._outputs.get(worker, (0, now))[1]
             stall = self._stalls[worker] = Stall(worker, pid, place, now - seconds, output, standing, trace)
             _log.warning("%s%s", stall.text(now), f"\n{trace}" if calls(trace) else "")
             return [stall.text(now)]
-        if notes is None:
-            return []
-        self._ended[worker] = f"ended by the watchdog after {seconds:.0f} s without a sign of progress"
-        _log.error("worker %s (process %d) is ended: it has been in %s for %.0f s", worker, pid, place, seconds)
-        notes.stack.kill()
+        self._end(worker, seconds)  # also if it is to be reported: where the run has ended nobody waits for its outcome
         return []
+
+    def _end(self, worker: Hashable, seconds: float) -> None:
+        notes, pid = self._notes.get(worker, (None, 0))
+        if notes is None:
+            return
+        where = self.place(worker) or "work for a run that has ended"
+        self._ended[worker] = f"ended by the watchdog after {seconds:.0f} s with no sign of progress"
+        _log.error("worker %s (process %d) is ended: it has been in %s for %.0f s", worker, pid, where, seconds)
+        notes.stack.kill()
