@@ -209,8 +209,9 @@ class LaneProducer:
     def _check_barren(self, window: Window) -> None:
         self._barren = 0 if self._made > self._fruitful else self._barren + window.high - window.low
         self._fruitful = self._made
-        rows = sum(dataset.total for dataset in self.plan.source.datasets)
-        if self.plan.ends(self.epoch) is not True and self._barren >= BARREN_PASSES * rows:
+        if not self._barren or self.plan.ends(self.epoch) is True:
+            return
+        if self._barren >= BARREN_PASSES * sum(dataset.total for dataset in self.plan.source.datasets):
             droppers = [op.name for op in self.plan.operators if op.changes_counts]
             bad = f" {self.skipped} bad records were skipped." if self.skipped else ""
             end = "run is endless" if self.plan.ends(self.epoch) is False else "work source has not come to an end"
