@@ -10,10 +10,8 @@ connection ends.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
-import selectors
 import time
 import traceback
 import warnings
@@ -25,9 +23,8 @@ from typing import Any
 
 import cloudpickle
 
-from zephon.budget import SETTING, Budget
-from zephon.errors import MemoryLimit, ProtocolError, RunFailed, ZephonError
-from zephon.explain import packed_batch_bytes
+from zephon.budget import Budget
+from zephon.errors import ProtocolError, RunFailed, ZephonError
 from zephon.frontiers import checkpoint_from_text
 from zephon.lanes import check_topology
 from zephon.plan import Plan
@@ -38,16 +35,24 @@ from zephon.transport.channels import MAX_DESCRIPTOR, Channel, close_all
 from zephon.transport.large import send_large
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
-from zephon.transport.segments import PAGE, MemoryHeadroom, Segment
 from zephon.transport.statement import decode_statement
-from zephon.windows import Front, Outcome, Task, pointers_of
+from zephon.windows import Front, Outcome, Task
 from zephon_daemon.black_box import BlackBox
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.lane_waits import lane_waits
 from zephon_daemon.named_work import given_up
 from zephon_daemon.pages import give_back
-from zephon_daemon.ports import ClientPort, LiveRun, WorkerPort, WorkerRing, read_memory, worker_slot
+from zephon_daemon.ports import (
+    ClientPort,
+    LiveRun,
+    WorkerPort,
+    memory_report,
+    read_memory,
+    worker_slot,
+    workers_report,
+)
 from zephon_daemon.report import bounded
+from zephon_daemon.ring_memory import check_rings, make_ring
 from zephon_daemon.run import Run
 from zephon_daemon.scheduler import Scheduler, Work
 from zephon_daemon.stacks import offer_stack
@@ -55,6 +60,7 @@ from zephon_daemon.stages import Stages
 from zephon_daemon.stalls import Oversight
 from zephon_daemon.start_check import warnings_from_child
 from zephon_daemon.watchdog import Patience
+from zephon_daemon.watches import Watches
 from zephon_daemon.worker import failure
 from zephon_daemon.worker_notes import WorkerNotes
 
@@ -64,7 +70,6 @@ FROM_DAEMON = (
 USERS = (Exception, KeyboardInterrupt, SystemExit)
 """What a user's code may raise, `sys.exit()` included: it ends the run, not the engine."""
 
-HEADROOM = MemoryHeadroom(setting=f"options(prefetch_batches=...), microbatch_size or {SETTING}")
 TICK_SECONDS = 1.0
 TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
@@ -82,8 +87,7 @@ class Engine:
         workers, memory = int(settings.get("workers") or 1), settings.get("memory")
         # What the daemon settled at its start holds, whatever is free by now.
         self._budget = Budget.of(None, workers) if memory is None else Budget(memory, workers, "set when it started")
-        self._selector = selectors.DefaultSelector()
-        self._watched: dict[Channel, int] = {}
+        self._watches = Watches()
         self._runs: dict[int, LiveRun] = {}
         self._workers: dict[int, WorkerPort] = {}
         self._clients: dict[int, ClientPort] = {}
@@ -110,38 +114,20 @@ class Engine:
         module = getattr(self._recipe, "module", None)
         if module is not None:
             cloudpickle.register_pickle_by_value(module)
-        self._watch(self._daemon, self._from_daemon)
-        self._selector.register(self._wake, selectors.EVENT_READ, self._drain_local)
+        self._watches.add(self._daemon, self._from_daemon)
+        self._watches.add_descriptor(self._wake, self._drain_local)
         ready = p.EngineReady(list(self._recipe.names), int(self._settings.get("workers") or 0))
         fds = (self._box.fileno(), offer_stack(), os.pidfd_open(os.getpid()))
         self._daemon.send(encode(ready, limit=MAX_DESCRIPTOR), fds)
         while not self._daemon.closed:
             self._box.beat()
-            for key, _ in self._selector.select(max(0.0, self._next_look - time.monotonic())):
-                key.data()
+            for act in self._watches.wait(self._next_look - time.monotonic()):
+                act()
             if time.monotonic() >= self._next_look:
                 self._look()
             self._assign()
-            self._update_watches()
         for number in list(self._runs):
             self._end_run(number)
-
-    # Watching connections
-
-    def _watch(self, channel: Channel, act: Callable[[], None]) -> None:
-        self._selector.register(channel, selectors.EVENT_READ, act)
-        self._watched[channel] = selectors.EVENT_READ
-
-    def _unwatch(self, channel: Channel) -> None:
-        if self._watched.pop(channel, None) is not None:
-            self._selector.unregister(channel)
-
-    def _update_watches(self) -> None:
-        for channel, now in self._watched.items():
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.wants_write else 0)
-            if wanted != now:
-                self._selector.modify(channel, wanted, self._selector.get_key(channel).data)
-                self._watched[channel] = wanted
 
     # The daemon
 
@@ -198,23 +184,8 @@ class Engine:
             self._box.idle()
         self._runs[order.run] = live
         give_back()
-        plan, run = live.run.plan, live.run
-        starts = [run.starts[lane] for lane in range(plan.lanes)]
-        attached = p.Attached(
-            identity=json.dumps(plan.identity),
-            lanes=plan.lanes,
-            owned=[],
-            microbatch_size=plan.microbatch_size,
-            drop_last=plan.settings.drop_last,
-            even_ends=plan.settings.even_ends,
-            packed=plan.packed,
-            dataset_names=list(plan.dataset_names),
-            epoch=run.first_epoch,
-            starts=[[f.chunk, f.offset, f.records, f.skipped] for f in starts],
-            sources={lane: f.source for lane, f in enumerate(starts) if f.source},
-            memory=self._budget.total,
-            warnings=[str(w.message) for w in caught if issubclass(w.category, UserWarning)],
-        )
+        said = [str(w.message) for w in caught if issubclass(w.category, UserWarning)]
+        attached = live.attached(said, self._budget)
         send_large(self._daemon, p.RunStarted(order.run, attached, live.pipeline.topology.mapping_strategy))
 
     def _resolve(self, order: p.StartRun, checkpoint: bytes) -> LiveRun:
@@ -236,7 +207,7 @@ class Engine:
             slots=pipeline.execution.prefetch_batches,
             ring_bytes=self._budget.lane_rings,
         )
-        self._check_rings(run)
+        check_rings(run, self._budget)
         live = LiveRun(order.run, order.pipeline, pipeline, run)
         live.careful = order.careful
         live.through = ", ".join(operator.name for operator in plan.back) or "the making of batches"
@@ -248,15 +219,9 @@ class Engine:
             self._scheduler.add(("local", order.run), lambda run, mine=order.run: run == mine, credit)  # type: ignore[misc]
         else:
             live.stage, dropped = self._stages.of(front, {other.stage for other in self._runs.values()})
-            for number in dropped:
-                self._drop_stage(number)
+            for port in self._workers.values():
+                port.drop_stages(dropped)
         return live
-
-    def _drop_stage(self, number: int) -> None:
-        for port in self._workers.values():
-            if number in port.stages:
-                port.stages.discard(number)
-                port.channel.send(encode(p.DropStage(number)))
 
     def _end_run(self, number: int) -> None:
         live = self._runs.pop(number, None)
@@ -281,7 +246,7 @@ class Engine:
     def _add_worker(self, message: p.AddWorker, channel: Channel) -> None:
         self._workers[message.worker] = WorkerPort(channel, message.pid)
         channel.send(encode(p.WorkerShare(self._budget.worker_ring, self._budget.cache)))
-        self._watch(channel, lambda: self._from_worker(message.worker))
+        self._watches.add(channel, lambda: self._from_worker(message.worker))
 
     def _from_worker(self, number: int) -> None:
         port = self._workers.get(number)
@@ -300,7 +265,7 @@ class Engine:
             for _, fds in messages:
                 close_all(fds)
         if port.channel.closed:
-            self._unwatch(port.channel)
+            self._watches.drop(port.channel)
 
     def _worker_says(self, number: int, port: WorkerPort, payload: bytes, fds: list[int]) -> None:
         message = decode(payload, expect=(p.WorkerReady, p.NewSegment, p.TaskDone, p.TaskFailed))
@@ -312,17 +277,7 @@ class Engine:
                 self._errors.append(message.trace)
                 self._fail(work.run, p.Failed(message.kind, message.text, message.record, message.trace))
         elif isinstance(message, p.NewSegment):
-            if not fds:
-                raise ProtocolError("a segment came without its descriptor")
-            segment = Segment.attach(fds.pop(), writable=False, name=f"worker-{number}")
-            if message.slots < 1 or message.slot_bytes < 1 or message.slots * message.slot_bytes > segment.size:
-                raise ProtocolError(f"{message.slots} slots of {message.slot_bytes} bytes do not fit {segment.size}")
-            if not message.alone:
-                for generation, old in list(port.segments.items()):
-                    if not old.alone:
-                        port.segments.pop(generation).segment.close()
-            ring = WorkerRing(segment, message.slot_bytes, message.slots, message.alone)
-            port.segments[message.generation] = ring
+            port.take_segment(message, fds)
         else:
             if fds:
                 self._oversight.met(number, WorkerNotes(fds, port.pid), port.pid)
@@ -351,7 +306,7 @@ class Engine:
     def _lose_worker(self, number: int, how: str) -> None:
         port = self._workers.pop(number, None)
         if port is not None:
-            self._unwatch(port.channel)
+            self._watches.drop(port.channel)
             port.channel.close()
             for ring in port.segments.values():
                 ring.segment.close()
@@ -361,15 +316,12 @@ class Engine:
         self._errors.append(said)
         if at is not None and at.oldest is not None:
             _log.warning("%s. Its tasks are done again", said)
-        for work in self._scheduler.lost(number, how, grain=self._grain_of, divides=divides):
+        grains = {run: live.run.plan.grain for run, live in self._runs.items()}
+        for work in self._scheduler.lost(number, how, grain=lambda run: grains.get(run, 1), divides=divides):
             live = self._runs.get(work.run)
             if live is not None:
                 where = "reading" if place is None else place.cause
                 self._fail(work.run, p.Failed(RunFailed.__name__, given_up(live.run.plan, work, where), []))
-
-    def _grain_of(self, run: int) -> int:
-        plan = self._plan_of(run)
-        return plan.grain if plan is not None else 1
 
     def _drain_local(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -406,10 +358,7 @@ class Engine:
             if not port.stages:
                 self._to_daemon(p.WorkerServes(worker))  # type: ignore[arg-type]
             assert live.stage is not None
-            if live.stage not in port.stages:
-                port.stages.add(live.stage)
-                stage = self._stages[live.stage]
-                port.channel.send(encode(p.LoadStage(stage.number, stage.nbytes)), (stage.memory.fileno(),))
+            port.give_stage(self._stages[live.stage])
             port.channel.send(encode(p.DoTask(task_id, live.stage, *work.task)))
 
     def _finished_locally(self, worker: Hashable, task_id: int, future: Future[Outcome]) -> None:
@@ -440,7 +389,7 @@ class Engine:
             return
         work, outcome = joined
         self._say(live, outcome.reports)
-        self._box.task(work.task, live.through + (_beginning_with(live, work.task) if live.careful else ""))
+        self._box.task(work.task, live.doing(work.task))
         try:
             self._carry_out(live, live.run.outcome(work.task.lane, work.task.epoch, work.number, outcome))
             self._say(live, live.run.unsaid(work.task.lane))
@@ -456,6 +405,13 @@ class Engine:
                 live.reported += 1
                 more = "; further ones are only counted" if live.reported == REPORTS_LOGGED else ""
                 _log.warning("%s%s", report, more)
+
+    def _do(self, live: LiveRun, event: Callable[[], list[Instruction]]) -> None:
+        """An event of a run. It may have batches written, and so operators work, which may fail."""
+        try:
+            self._carry_out(live, event())
+        except USERS as error:
+            self._fail_with(live, error)
 
     def _carry_out(self, live: LiveRun, instructions: list[Instruction]) -> None:
         written: list[Write] = []
@@ -487,25 +443,9 @@ class Engine:
                 self._send(client, payload)
             written.clear()
 
-    def _check_rings(self, run: Run) -> None:
-        """Refuses a run at its start whose rings cannot be had, where the size of its batches is known."""
-        nbytes = packed_batch_bytes(run.plan)
-        if nbytes is None:
-            return
-        slot_bytes, slots = run.shape_of(nbytes)
-        needed = slot_bytes * slots * len(run.lanes)
-        what = f"the rings of {len(run.lanes)} lanes ({slots} slots of {slot_bytes} bytes each)"
-        if needed > self._budget.lane_rings:
-            raise MemoryLimit(self._budget.refusal(what, needed, self._budget.lane_rings, "lane rings"))
-        HEADROOM.check(needed, what)
-
     def _make_ring(self, live: LiveRun, order: MakeRing) -> None:
-        size = order.slot_bytes * order.slots
         used = sum(segment.size for run in self._runs.values() for segment in run.segments.values())
-        if used + size > self._budget.lane_rings:
-            what = order.alone or f"the ring of lane {order.lane} ({order.slots} slots of {order.slot_bytes} bytes)"
-            raise MemoryLimit(self._budget.refusal(what, size, self._budget.lane_rings - used, "lane rings"))
-        segment = Segment.create(f"zephon-lane-{order.lane}", size, limit=HEADROOM)
+        segment = make_ring(order, used, self._budget)
         live.segments[order.lane, order.generation] = segment
         alone = bool(order.alone)
         payload = encode(p.NewSegment(order.lane, order.generation, order.slot_bytes, order.slots, alone))
@@ -545,7 +485,7 @@ class Engine:
             channel.close()
             return
         self._clients[message.client] = ClientPort(channel, message.run)
-        self._watch(channel, lambda: self._from_client(message.client))
+        self._watches.add(channel, lambda: self._from_client(message.client))
         try:
             stated = decode_statement(statement.decode()) if statement else None
             self._carry_out(live, live.run.join(message.client, message.group, message.group_readers, stated))
@@ -559,10 +499,7 @@ class Engine:
     def _expect(self, message: p.ExpectReaders) -> None:
         live = self._runs.get(message.run)
         if live is not None:
-            try:
-                self._carry_out(live, live.run.expect(message.group, message.readers))
-            except USERS as error:  # as in `_from_client`
-                self._fail_with(live, error)
+            self._do(live, lambda: live.run.expect(message.group, message.readers))
 
     def _from_client(self, client: int) -> None:
         port = self._clients.get(client)
@@ -634,7 +571,7 @@ class Engine:
     def _close_client(self, client: int) -> None:
         port = self._clients.pop(client, None)
         if port is not None:
-            self._unwatch(port.channel)
+            self._watches.drop(port.channel)
             port.channel.close()
 
     def _lose_client(self, client: int) -> None:
@@ -642,46 +579,19 @@ class Engine:
         self._close_client(client)
         live = self._runs.get(port.run) if port is not None else None
         if live is not None:
-            try:
-                self._carry_out(live, live.run.leave(client))
-            except USERS as error:  # as in `_from_client`
-                self._fail_with(live, error)
-
-    # Progress
+            self._do(live, lambda: live.run.leave(client))
 
     def _report(self) -> dict[str, Any]:
-        workers = [
-            {
-                "worker": number,
-                "pid": port.pid,
-                "tasks": w.done,
-                "busy_seconds": w.busy_microseconds / 1e6,
-            }
-            for number, port in self._workers.items()
-            if (w := self._scheduler.workers.get(number)) is not None
-        ]
+        lanes = sum(segment.size for live in self._runs.values() for segment in live.segments.values())
+        memory = {"lane_rings": lanes, "stages": self._stages.nbytes, "worker_notes": self._oversight.nbytes}
+        now = time.monotonic()
         return {
-            "runs": [live.report(self._scheduler, self._oversight, time.monotonic()) for live in self._runs.values()],
-            "workers": workers,
+            "runs": [live.report(self._scheduler, self._oversight, now) for live in self._runs.values()],
+            "workers": workers_report(self._workers, self._scheduler),
             "stalls": self._oversight.stalls(),
-            "memory": self._memory(),
+            "memory": memory_report(memory, self._workers.values(), self._budget),
             "errors": [text[-1000:] for text in list(self._errors)[-10:]],
         }
-
-
-    def _memory(self) -> dict[str, int]:
-        """Bytes of all segments that there are, and of the budget."""
-        lanes = sum(segment.size for live in self._runs.values() for segment in live.segments.values())
-        workers = sum(ring.segment.size for port in self._workers.values() for ring in port.segments.values())
-        stages = self._stages.nbytes
-        parts = {"lane_rings": lanes, "worker_rings": workers, "stages": stages, "black_box": PAGE}
-        parts["worker_notes"] = self._oversight.nbytes
-        return {"budget": self._budget.total, **parts, "segments": sum(parts.values())}
-
-
-def _beginning_with(live: LiveRun, task: Task) -> str:
-    dataset, shard, row = pointers_of(live.run.plan, task)[0].tolist()
-    return f", beginning with dataset {live.run.plan.dataset_names[dataset]!r}, shard {shard}, row {row}"
 
 
 def main(fd: int, recipe: str, settings: dict[str, Any]) -> None:
