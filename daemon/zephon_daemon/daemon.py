@@ -37,7 +37,7 @@ from zephon_daemon.lifelines import watch
 from zephon_daemon.orders import Answer, Forget, HandOver, HangUp, Instruction, Start, ToEngine
 from zephon_daemon.progress import Rates, memory_of
 from zephon_daemon.sessions import LONGEST_TEXT, Sessions
-from zephon_daemon.stacks import Stack
+from zephon_daemon.stacks import Stack, state_of
 from zephon_daemon.supervision import CannotGoOn, Supervision, Targets
 from zephon_daemon.surroundings import check_free, memory_of_text, notify, supervisor, who_serves
 from zephon_daemon.watchdog import Patience
@@ -568,6 +568,9 @@ class Daemon:
             self._answer(ask, p.ProgressReport(self._report(None, state)))
 
     def _report(self, engine: dict[str, Any] | None, state: str) -> dict[str, Any]:
+        sessions = self._sessions.report()
+        for client in sessions["clients"]:
+            client["stopped"] = state_of(client["pid"]) in ("T", "t")
         return {
             "daemon": {
                 "pid": os.getpid(),
@@ -576,7 +579,7 @@ class Daemon:
                 "socket": self._settings.socket,
                 "data_socket": data_path(self._settings.socket),
             },
-            **self._sessions.report(),
+            **sessions,
             "processes": self._supervision.pids,
             "workers_died": self._supervision.died,
             "memory": memory_of({"daemon": os.getpid(), **self._supervision.pids}),

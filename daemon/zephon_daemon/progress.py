@@ -128,7 +128,8 @@ def text(report: Mapping[str, Any]) -> str:
     clients = report.get("clients") or []
     if clients:
         names = ", ".join(
-            f"group {c.get('group')} (process {c.get('pid')}{'' if c.get('attached') else ', not attached yet'})"
+            f"group {c.get('group')} (process {c.get('pid')}{', stopped' if c.get('stopped') else ''}"
+            f"{'' if c.get('attached') else ', not attached yet'})"
             for c in clients
         )
         lines.append(f"  {len(clients)} clients: {names}")

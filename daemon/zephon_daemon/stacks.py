@@ -69,7 +69,7 @@ class Stack:
 
     def described(self) -> str:
         """Where the process stands, in a line: the innermost call first. Without a stack, why there is none."""
-        return calls(self.read()) or _STATES.get(_state(self._pid), "its stack cannot be had")
+        return calls(self.read()) or _STATES.get(state_of(self._pid), "its stack cannot be had")
 
     def close(self) -> None:
         for fd in (self._memory, self._pidfd):
@@ -89,7 +89,8 @@ def calls(text: str) -> str:
     return " < ".join(named) + (" < …" if len(shown) > DEPTH else "")
 
 
-def _state(pid: int) -> str:
+def state_of(pid: int) -> str:
+    """The kernel's letter for what a process does: "T" is stopped, "Z" has ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(") ")[2][:1]
