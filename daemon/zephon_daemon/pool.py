@@ -1,13 +1,14 @@
 """Worker processes for an embedded run (`runner="process"`): the daemon's workers without the daemon.
 
 A fork server of its own starts them; a thread reads their outcomes and resolves futures. A worker that dies is replaced
-and its tasks are done again, as under the daemon.
+and its tasks are done again, cut in halves and given up as under the daemon (`scheduler`).
 """
 
 from __future__ import annotations
 
 import selectors
 import threading
+import time
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,7 +19,7 @@ from zephon.errors import RecordError, RunFailed, ZephonError
 from zephon.function_pickling import pickled
 from zephon.plan import Plan
 from zephon.recipe import recipe_folders
-from zephon.transport.channels import Channel, close_all, pair
+from zephon.transport.channels import Channel, pair
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
 from zephon.transport.protocol import DoTask, LoadStage, NewSegment, SlotFree, TaskDone, TaskFailed, WorkerReady
@@ -26,31 +27,25 @@ from zephon.transport.segments import Segment
 from zephon.windows import Front, Outcome, Task
 from zephon_daemon.forkserver import ForkServer
 from zephon_daemon.lifelines import describe_end
-from zephon_daemon.scheduler import CREDITS, DEATHS
+from zephon_daemon.named_work import given_up
+from zephon_daemon.scheduler import CREDITS, Scheduler
+from zephon_daemon.stalls import Oversight
 from zephon_daemon.start_check import warnings_from_child
+from zephon_daemon.watchdog import Patience
+from zephon_daemon.worker_notes import WorkerNotes
 
 STAGE = 0
 
 
 @dataclass
-class _Order:
-    """A task, its future, and how the workers ended that had it."""
-
-    task: Task
-    future: Future[Outcome]
-    deaths: list[str] = field(default_factory=list)
-
-
-@dataclass
 class _Port:
-    """A worker's connection and what it has in hand."""
+    """A worker's connection and its memory."""
 
     channel: Channel
     pid: int
     segments: dict[int, Segment] = field(default_factory=dict)
     slot_bytes: dict[int, int] = field(default_factory=dict)
     """Of each segment; 0 for one that holds a single block alone."""
-    orders: dict[int, _Order] = field(default_factory=dict)
 
 
 class WorkerPool:
@@ -58,12 +53,16 @@ class WorkerPool:
 
     def __init__(self, front: Front, workers: int) -> None:
         self.ahead = workers * CREDITS
+        self._plan = front.plan
+        self._scheduler = Scheduler()
+        self._oversight = Oversight(Patience(0.0, 0.0), self._scheduler, lambda _: self._plan, time.monotonic)
         stage = pickled(front)
         self._stage_bytes = len(stage)
         self._stage = Segment.create("zephon-stage", len(stage))
         self._stage.array[: len(stage)] = memoryview(stage)
-        self._waiting: deque[_Order] = deque()
-        self._numbers = 0
+        self._waiting: deque[tuple[int, Task]] = deque()
+        self._futures: dict[int, Future[Outcome]] = {}
+        self._numbers = self._submitted = 0
         self._lock = threading.Lock()
         self._closing = False
         self._failure: RunFailed | None = None
@@ -86,7 +85,9 @@ class WorkerPool:
             if self._failure is not None:
                 future.set_exception(self._failure)
                 return future
-            self._waiting.append(_Order(task, future))
+            self._submitted += 1
+            self._futures[self._submitted] = future
+            self._waiting.append((self._submitted, task))
         self._wake_them.send(b"w")
         return future
 
@@ -103,6 +104,7 @@ class WorkerPool:
         self._thread.join()
         self._server.close()
         for port in self._ports.values():
+            self._oversight.gone(port.pid, "")
             port.channel.close()
             for segment in port.segments.values():
                 segment.close()
@@ -141,15 +143,18 @@ class WorkerPool:
             self._fail_all(error)
 
     def _hand_out(self) -> None:
+        for pid, task_id, work in self._scheduler.assign(self._pick):
+            assert isinstance(pid, int)
+            self._ports[pid].channel.send(encode(DoTask(task_id, STAGE, *work.task)))
+
+    def _pick(self, *_: object) -> tuple[int, int, Task] | None:
         with self._lock:
-            for port in sorted(self._ports.values(), key=lambda p: len(p.orders)):
-                while self._waiting and len(port.orders) < CREDITS:
-                    order = self._waiting.popleft()
-                    if order.future.cancelled():
-                        continue
-                    self._numbers += 1
-                    port.orders[self._numbers] = order
-                    port.channel.send(encode(DoTask(self._numbers, STAGE, *order.task)))
+            while self._waiting:
+                number, task = self._waiting.popleft()
+                if not self._futures[number].cancelled():
+                    return 0, number, task
+                del self._futures[number]
+        return None
 
     def _from_worker(self, port: _Port) -> None:
         if port.pid not in self._ports:  # its end was noticed first, in the same round of events
@@ -172,12 +177,18 @@ class WorkerPool:
                 if not slot_bytes:  # for this block alone
                     port.segments.pop(message.generation).close()
                 port.channel.send(encode(SlotFree(message.generation, message.index)))
-                order = port.orders.pop(message.task)
-                _resolve(order.future, Outcome(block, message.skipped, message.reports, message.counters))
+                work = self._scheduler.done(port.pid, message.task, message.microseconds)
+                outcome = Outcome(block, message.skipped, message.reports, message.counters)
+                joined = self._scheduler.joined(work, outcome) if work is not None else None
+                if joined is not None:
+                    self._resolve(joined[0].number, joined[1])
             elif isinstance(message, TaskFailed):
-                _resolve(port.orders.pop(message.task).future, error_from(message.kind, message.text, message.record))
+                work = self._scheduler.done(port.pid, message.task)
+                if work is not None:
+                    self._resolve(work.number, error_from(message.kind, message.text, message.record))
             else:
-                close_all(fds)
+                self._oversight.met(port.pid, WorkerNotes(fds, port.pid), port.pid)
+                self._scheduler.add(port.pid, lambda _: True)
         if port.channel.closed:
             self._selector.unregister(port.channel)
 
@@ -195,36 +206,29 @@ class WorkerPool:
         port.channel.close()
         for segment in port.segments.values():
             segment.close()
-        for place, order in enumerate(port.orders.values()):
-            if place == 0:
-                order.deaths.append(how)
-            if len(order.deaths) >= DEATHS:
-                task, deaths = order.task, ", ".join(order.deaths)
-                text = (
-                    f"{DEATHS} workers died on the same samples ({deaths}): lane {task.lane}, its samples {task.low} "
-                    f"to {task.high - 1}. Look for a record that makes an operator crash or take too much memory."
-                )
-                _resolve(order.future, RunFailed(text))
-            else:
-                with self._lock:
-                    self._waiting.appendleft(order)
+        place = self._oversight.place(port.pid)
+        how, divides = self._oversight.gone(port.pid, how)
+        for work in self._scheduler.lost(port.pid, how, grain=lambda _: self._plan.grain, divides=divides):
+            where = "reading" if place is None else place.cause
+            self._resolve(work.number, RunFailed(given_up(self._plan, work, where)))
 
     def _fail_all(self, error: Exception) -> None:
         failure = RunFailed(f"the worker pool failed: {error}")
         with self._lock:
             self._failure = failure
-            orders = [*self._waiting, *(order for port in self._ports.values() for order in port.orders.values())]
-        for order in orders:
-            _resolve(order.future, failure)
+            numbers = list(self._futures)
+        for number in numbers:
+            self._resolve(number, failure)
 
-
-def _resolve(future: Future[Outcome], result: Outcome | ZephonError) -> None:
-    if not future.set_running_or_notify_cancel():
-        return
-    if isinstance(result, ZephonError):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
+    def _resolve(self, number: int, result: Outcome | ZephonError) -> None:
+        """A task is done. One of which another part has failed before is done already."""
+        future = self._futures.pop(number, None)
+        if future is None or not future.set_running_or_notify_cancel():
+            return
+        if isinstance(result, ZephonError):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
 
 def error_from(kind: str, text: str, record: list[str]) -> ZephonError:

@@ -58,8 +58,9 @@ def test_case_D3_workers_killed_under_load_change_nothing(
 
 def hit(pool: Any) -> bool:
     """Whether a task that a killed worker had is still to be done."""
-    waiting = [*pool._waiting, *(order for port in list(pool._ports.values()) for order in list(port.orders.values()))]
-    return any(order.deaths for order in waiting)
+    scheduler = pool._scheduler
+    in_work = [work for worker in list(scheduler.workers.values()) for work in list(worker.tasks.values())]
+    return any(work.deaths for work in [*scheduler._suspects, *in_work])
 
 
 def test_workers_of_an_embedded_run_that_are_killed_change_nothing(
@@ -135,3 +136,17 @@ def test_a_rank_that_dies_does_not_touch_the_others(runtime_folder: Path) -> Non
             return sum(ranks._take(rank) is not None for _ in range(100))
 
         assert ranks.each(go_on) == [100, 100, 0, 100]
+
+
+def test_a_record_that_kills_every_worker_of_an_embedded_run_is_named_too(runtime_folder: Path) -> None:
+    counting(runtime_folder, 1000, 2, lanes=2, batch=4)
+    recipe = write_recipe(runtime_folder, DEADLY.format(how="os._exit(3)"))
+    pipeline = load_recipe(recipe).pipeline().options(runner="process", max_workers=2)
+    try:
+        with pytest.raises(RunFailed) as caught:
+            for _ in pipeline:
+                pass
+    finally:
+        pipeline.close()
+    for fact in ("3 workers died on the same record", "exit code 3", "'count'", "row 333 ", "operator 'map_transform'"):
+        assert fact in str(caught.value)
