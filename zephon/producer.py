@@ -209,7 +209,8 @@ class LaneProducer:
     def _check_barren(self, window: Window) -> None:
         self._barren = 0 if self._made > self._fruitful else self._barren + window.high - window.low
         self._fruitful = self._made
-        if not self._barren or self.plan.ends(self.epoch) is True:
+        first = self._barren == window.high - window.low  # the other lanes' may be on their way, and make it certain
+        if not self._barren or first or self.plan.ends(self.epoch) is True:
             return
         if self._barren >= BARREN_PASSES * sum(dataset.total for dataset in self.plan.source.datasets):
             droppers = [op.name for op in self.plan.operators if op.changes_counts]
