@@ -369,11 +369,16 @@ class Sessions:
         return [*out, Answer(ask, Welcome(client.token, client.number, self._recipe, self._supervisor))], None
 
     def _before(self, hello: Hello) -> Client | None:
-        """Whom a client that comes back was; or the same process's hello whose answer was lost."""
+        """Whom a client that comes back was; or the same process's hello whose answer was lost.
+
+        While its group has room it is taken for another reader: a process may have several.
+        """
         known = self.clients.get(hello.client)
         if known is not None and hmac.compare_digest(known.token, hello.token) and known.hello.job == hello.job:
             return known
-        return next((peer for peer in self._peers(hello) if peer.pid == hello.pid and not peer.joined), None)
+        peers = self._peers(hello)
+        lost = (peer for peer in peers if peer.pid == hello.pid and not peer.joined)
+        return next(lost, None) if len(peers) >= hello.group_readers else None
 
     def _replace(self, old: Client) -> list[Instruction]:
         """The client has come back as another: its place is not given up."""

@@ -634,3 +634,11 @@ def test_every_request_is_answered_once_and_invariants_hold_whatever_happens(dat
     assert not scene.sessions.clients
     assert not scene.sessions.report()["waiting"]
     assert not scene.sessions.needs_ticks
+
+
+def test_a_process_may_have_several_readers_of_a_group_none_of_which_has_joined_yet():
+    scene = Scene()
+    first, second = (scene.welcome(0, pid=7, readers=2) for _ in range(2))
+    assert set(scene.sessions.clients) == {first.client, second.client}
+    again = scene.welcome(0, pid=7, readers=2)  # the group is full: the answer to a hello before was lost
+    assert set(scene.sessions.clients) == {second.client, again.client}
