@@ -73,7 +73,7 @@ def test_case_C5_killed_as_a_group_again_and_again_and_a_live_job_is_untouched(
     recipe = counting(runtime_folder, 2000, 4, lanes=4, batch=2, source=ENDLESS)
     with Daemon(recipe, workers=1) as foreign:
         before = foreign.all_started().pids()
-        for _ in range(amount(2, 30)):
+        for _ in range(amount(1, 30)):
             with launch(recipe, RANKS) as job:
                 pids, socket = at_step_5(job)
                 os.killpg(job.pid, signal.SIGKILL)

@@ -391,7 +391,7 @@ def test_case_D5_a_daemon_leaves_with_its_parent_and_ends_the_ranks_of_the_job(s
 def test_case_C5_killing_the_whole_group_again_and_again_leaves_nothing(
     start: Any, amount: Callable[[int, int], int]
 ) -> None:
-    for _ in range(amount(3, 30)):
+    for _ in range(amount(1, 30)):
         daemon = start()
         pids = [daemon.process.pid, *daemon.pids().values()]
         for pid in pids:
