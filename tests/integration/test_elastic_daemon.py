@@ -9,13 +9,15 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.running import Daemon, Ledger, Ranks, State, counting, mixed, plan_of, until
+from tests.corpora import COUNT, byte_tokenizer
+from tests.running import Daemon, Ledger, Ranks, State, counting, mixed, plan_of, until, write_recipe
 from zephon.errors import CheckpointError, CheckpointMismatch
 from zephon.pipeline import Pipeline
 from zephon.recipe import load_recipe
@@ -209,3 +211,39 @@ def test_case_A1_every_id_once_and_every_step_the_same_on_any_number_of_ranks(ru
         del state["lanes"]["5"]
         with pytest.raises(CheckpointError, match=r"lanes \[5\]"):
             Ranks(daemon.socket, 1, state)
+
+
+A7 = """
+def kept(row):
+    return None if row["id"] % 5 == 0 else row
+data = [Dataset.from_path(name, HERE / name) for name in ("lines", "columns", "packed")]
+mixture = MixtureSpec({"lines": 0.5, "columns": 0.3, "packed": 0.2})
+pipeline = Pipeline(StaticMixtureWorkSource(data, mixture, seed=7, chunk_size=8)).map_transform(kept)
+pipeline.tokenize(tokenizer_id=str(HERE / "tokenizer.json"), field="text", special_tokens="eos")
+pipeline.pack_flat(33, algorithm="best_fit").shuffle(64).batch(2)
+pipeline.options(canonical_replicas=8, flush_every_k_chunks=4)
+"""
+
+
+def test_case_A7_filtered_tokenised_packed_shuffled_and_mixed_and_still_elastic(runtime_folder: Path) -> None:
+    rows, shards = 200, 4
+    for name, suffix in (("lines", ".jsonl"), ("columns", ".parquet"), ("packed", ".jsonl.gz")):
+        COUNT(rows, shards, runtime_folder / name, suffix=suffix)
+    byte_tokenizer(runtime_folder / "tokenizer.json")
+    recipe = write_recipe(runtime_folder, A7)
+    ledger, state = Ledger(plan_of(recipe)), None
+    drawn: Counter[object] = Counter()
+    with Daemon(recipe) as daemon:
+        for dp, rounds in ((8, 7), (2, 3), (4, 10**9)):
+            with Ranks(daemon.socket, dp, state, ledger=ledger) as ranks:
+                assert len(set(ranks.rounds(rounds))) == 1
+                state = ranks.state(dp - 1)
+                for batch in (batch for batches in ranks.batches for batch in batches):
+                    drawn.update(sample for record in batch.samples for sample in record)
+    ledger.check()
+    assert not [row for _, shard, row in drawn if (shard * (rows // shards) + row) % 5 == 0]
+    reference: Counter[object] = Counter()
+    for batch in load_recipe(recipe).pipeline():
+        reference.update(sample for record in batch.samples for sample in record)
+    assert drawn == reference
+    assert {name for name, _, _ in drawn} == {"lines", "columns", "packed"}
