@@ -160,7 +160,7 @@ def strike(job: Job, chance: random.Random, kind: str, number: int) -> None:
 @pytest.mark.parametrize(
     ("kills", "seed"),
     [
-        (9, 1),
+        (6, 1),
         pytest.param(60, 2, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
         pytest.param(500, 3, marks=[pytest.mark.soak, pytest.mark.timeout(14400)]),
     ],

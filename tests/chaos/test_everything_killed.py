@@ -47,7 +47,9 @@ def send(pids: set[int], number: int) -> None:
             continue
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
+)
 def test_case_C1_a_new_job_starts_at_once_after_any_signal_to_launcher_and_then_to_all(
     runtime_folder: Path, amount: Callable[[int, int], int], number: int
 ) -> None:

@@ -175,6 +175,7 @@ def test_a_run_that_fails_says_which_and_shows_the_end_of_its_log(tmp_path: Path
         story.train(tmp_path, Training("broken", "zephon", ranks=1, last=4), say_whatever)
 
 
+@pytest.mark.soak
 def test_ctrl_c_ends_the_demo_and_all_that_it_started(tmp_path: Path) -> None:
     out = tmp_path / "out"
     process: subprocess.Popen[Any] = subprocess.Popen(

@@ -67,7 +67,7 @@ def test_functions_on_batches_give_the_same_under_the_daemon_empty_batches_inclu
 def test_case_A9_the_hash_seed_never_shows(runtime_folder: Path, amount: Callable[[int, int], int]) -> None:
     recipe = mixed(runtime_folder, {"pipeline": "4"})
     found = []
-    for seed in ("0", None, "12345", "1")[: amount(3, 4)]:
+    for seed in ("0", None, "12345", "1")[: amount(2, 4)]:
         environment = {"PYTHONHASHSEED": seed}
         with Daemon(recipe, workers=1, environment=environment) as daemon, Ranks(daemon.socket, 1) as ranks:
             ranks.rounds(25)
@@ -94,7 +94,7 @@ def test_case_A11_a_run_goes_on_with_any_number_of_workers(
     with Daemon(recipe, workers=2) as daemon, Ranks(daemon.socket, 2, ledger=ledger) as ranks:
         ranks.rounds(30)
         state = ranks.state()
-    for workers in (1, 8, 3)[: amount(2, 3)]:
+    for workers in (8, 1, 3)[: amount(1, 3)]:
         with Daemon(recipe, workers=workers) as daemon, Ranks(daemon.socket, 2, state, ledger=Ledger(plan)) as ranks:
             assert set(ranks.rounds()) == {70}
     embedded = load_recipe(recipe).pipeline().restore(state)

@@ -165,6 +165,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_case_K2_a_barrier_after_validation_returns_on_every_rank(ends: str) -> None:
     pytest.importorskip("torch")
     folder = Path(ends).parent

@@ -38,7 +38,7 @@ def test_case_D9_slow_workers_lose_no_row_and_the_end_comes_after_the_last_embed
     COUNT(3, 1, tmp_path / "few")
     expected = {name: ids(_filtered(tmp_path / name, "inline")) for name in ("many", "few")}
     assert sorted(expected["many"]) == sorted(i for i in range(2000) if i % 3)
-    for number in range(amount(2, 50)):
+    for number in range(amount(1, 50)):
         for name, rows in expected.items():
             gate = threading.Barrier(2) if number == 0 and name == "many" else None
             assert ids(_filtered(tmp_path / name, "threads", gate, every=100 + number)) == rows
