@@ -27,8 +27,11 @@ OF_A_JOB = (
 #: Every process that a test starts inherits this variable, which names the test.
 MARK = "ZEPHON_TEST_MARK"
 
-settings.register_profile("quick", deadline=None, max_examples=20, print_blob=True,
-                          derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow])
+#: Continuous integration draws the same few examples each time; everybody else draws anew, and more.
+IN_CI = bool(os.environ.get("CI"))
+
+settings.register_profile("quick", deadline=None, max_examples=10 if IN_CI else 30, print_blob=True,
+                          derandomize=IN_CI, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", deadline=None, max_examples=2000, print_blob=True,
                           suppress_health_check=[HealthCheck.too_slow])
 
