@@ -64,6 +64,7 @@ def test_ranks_that_share_a_group_restart_at_the_slowest_and_each_gets_every_bat
         assert len(set(ranks.ids(0))) == len(ranks.ids(0)) == 400
 
 
+@pytest.mark.soak
 def test_short_and_empty_last_batches_come_out_the_same(runtime_folder: Path) -> None:
     recipe = mixed(runtime_folder, {"pipeline": "2, drop_last=False, lanes=4"}, (60, 40))
     ledger = Ledger(plan_of(recipe))
@@ -179,6 +180,7 @@ def test_case_D10_a_daemon_that_nobody_starts_again_is_an_error_in_seconds_and_t
             ranks.rounds(10)
 
 
+@pytest.mark.soak
 def test_a_recipe_that_changed_while_the_daemon_was_away_is_refused(runtime_folder: Path) -> None:
     recipe = counting(runtime_folder, 4000, 4, lanes=2, batch=2, options="prefetch_batches=2")
     with Daemon(recipe, workers=1) as daemon, Ranks(daemon.socket, 1) as ranks:

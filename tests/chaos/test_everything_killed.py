@@ -48,7 +48,7 @@ def send(pids: set[int], number: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)]
+    "number", [signal.SIGKILL, *(pytest.param(n, marks=pytest.mark.soak) for n in (signal.SIGINT, signal.SIGTERM))]
 )
 def test_case_C1_a_new_job_starts_at_once_after_any_signal_to_launcher_and_then_to_all(
     runtime_folder: Path, amount: Callable[[int, int], int], number: int
@@ -69,6 +69,7 @@ def test_case_C1_a_new_job_starts_at_once_after_any_signal_to_launcher_and_then_
     assert set(os.listdir("/dev/shm")) == shared
 
 
+@pytest.mark.soak
 def test_case_C5_killed_as_a_group_again_and_again_and_a_live_job_is_untouched(
     runtime_folder: Path, amount: Callable[[int, int], int]
 ) -> None:

@@ -240,6 +240,7 @@ def test_launch_starts_a_daemon_that_died_again_on_the_same_socket(start: Any, r
     assert "started again" in errors
 
 
+@pytest.mark.soak
 def test_case_C1_restarts_need_no_manual_step(
     zephon: Any, start: Any, recipe: str, amount: Callable[[int, int], int]
 ) -> None:
@@ -251,6 +252,7 @@ def test_case_C1_restarts_need_no_manual_step(
     assert zephon("launch", recipe, "--workers", "1", "--", "true")[0] == 0
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("length", [180])
 def test_case_D12_sockets_work_however_long_the_folders_name_is(
     zephon: Any, recipe: str, length: int, runtime_folder: Path

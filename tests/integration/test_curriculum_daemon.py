@@ -29,6 +29,7 @@ def shown_shares(daemon: Daemon) -> tuple[list[float], list[float]]:
     return tuple([each / sum(kind) for each in kind] for kind in counts)  # type: ignore[return-value]
 
 
+@pytest.mark.soak
 def test_case_F5_shares_of_tokens_are_shown_and_kept_by_a_resume_on_other_ranks(runtime_folder: Path) -> None:
     for name, rows, length in (("a", 2000, 40), ("b", 200, 400)):
         COUNT(rows, 2, runtime_folder / name, row=lambda i, n=length: {"id": i, "text": "x" * (n + i % 3 - 1)})

@@ -69,6 +69,7 @@ def test_custom_operators_deliver_the_same_bytes_in_every_runner_and_under_a_dae
             assert run_to_the_end(daemon.socket, 2, name) == batches, name
 
 
+@pytest.mark.soak
 def test_custom_operators_go_on_under_a_daemon_where_they_were_stopped(runtime_folder: Path) -> None:
     recipe = custom_recipe(runtime_folder)
     for name in ("states", "pipeline"):
@@ -107,6 +108,7 @@ def numbers(ranks: Ranks) -> list[tuple[int, float]]:
     ]  # fmt: skip
 
 
+@pytest.mark.soak
 def test_case_A12_random_numbers_of_a_function_depend_on_seed_epoch_and_record_alone(
     runtime_folder: Path, amount: Callable[[int, int], int]
 ) -> None:

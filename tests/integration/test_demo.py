@@ -145,6 +145,7 @@ def test_a_folder_that_holds_something_else_is_refused_and_left_alone(
     assert [str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*.txt")] == ["corpus/mine.txt"]
 
 
+@pytest.mark.soak
 def test_real_ranks_stop_and_resume_on_fewer_with_every_global_step_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -64,6 +64,7 @@ def test_functions_on_batches_give_the_same_under_the_daemon_empty_batches_inclu
     assert found == expected
 
 
+@pytest.mark.soak
 def test_case_A9_the_hash_seed_never_shows(runtime_folder: Path, amount: Callable[[int, int], int]) -> None:
     recipe = mixed(runtime_folder, {"pipeline": "4"})
     found = []
@@ -85,6 +86,7 @@ def test_the_daemon_has_the_same_plan_and_verify_and_explain_agree(runtime_folde
             assert program.output.strip()
 
 
+@pytest.mark.soak
 def test_case_A11_a_run_goes_on_with_any_number_of_workers(
     runtime_folder: Path, amount: Callable[[int, int], int]
 ) -> None:

@@ -202,6 +202,7 @@ def test_a_trainer_that_never_lets_go_is_told_so_at_the_budget_and_loses_nothing
         assert rank.end() == 0, rank.errors
 
 
+@pytest.mark.soak
 def test_case_H4_a_slow_consumer_fills_rings_and_nothing_else(
     runtime_folder: Path, amount: Callable[[int, int], int]
 ) -> None:
@@ -234,6 +235,7 @@ with connect(dp_degree=int(sys.argv[2]), dp_group_id=int(sys.argv[1]), output="n
 """
 
 
+@pytest.mark.soak
 def test_case_H6_and_I6_clients_cost_little_memory_and_wait_without_work(
     runtime_folder: Path, amount: Callable[[int, int], int]
 ) -> None:

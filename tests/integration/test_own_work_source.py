@@ -89,7 +89,9 @@ def daemon() -> Iterator[Daemon]:
     shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize("pipeline", ["pipeline", "filtered", "threads", "large"])
+@pytest.mark.parametrize(
+    "pipeline", ["large", *(pytest.param(name, marks=pytest.mark.soak) for name in ("pipeline", "filtered", "threads"))]
+)
 def test_stopped_and_resumed_on_other_numbers_of_ranks_every_batch_is_the_references(
     daemon: Daemon, pipeline: str
 ) -> None:

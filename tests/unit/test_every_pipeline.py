@@ -49,7 +49,11 @@ def test_every_operator_alone_resumes_exactly(name: str, data: st.DataObject) ->
     resumes(chain, ("inline", "threads"), **data.draw(surroundings()))
 
 
-@pytest.mark.parametrize("names", chains_of_all_pairs(6), ids="-".join)
+#: Every second chain, and all of them in soak.
+CHAINS = [pytest.param(c, marks=pytest.mark.soak if i % 2 else ()) for i, c in enumerate(chains_of_all_pairs(6))]
+
+
+@pytest.mark.parametrize("names", CHAINS, ids="-".join)
 @examples(1)
 @given(st.data())
 def test_every_ordered_pair_of_operators_resumes_exactly_in_a_chain(names: list[str], data: st.DataObject) -> None:
