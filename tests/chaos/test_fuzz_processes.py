@@ -23,6 +23,8 @@ from zephon.transport.segments import Segment
 from zephon_client import connect
 from zephon_daemon.forkserver import ForkServer
 
+pytestmark = pytest.mark.soak
+
 SECONDS = 20.0
 
 

@@ -68,6 +68,8 @@ def test_case_J3_five_ways_to_end_are_five_messages_with_cause_and_hint(runtime_
 
 HUNGRY = """
 import resource
+
+pytestmark = pytest.mark.soak
 source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, seed=5)
 def hungry(row):
     if row["id"] == 333:

@@ -203,6 +203,7 @@ def test_case_J5_one_interrupt_is_one_line_and_exit_code_130(start: Any, recipe:
     assert len(errors.splitlines()) == 1
 
 
+@pytest.mark.soak
 def test_case_J5_a_second_interrupt_ends_a_command_that_ignores_the_first(start: Any, recipe: str) -> None:
     process = running(start, recipe, "trap '' INT TERM; echo up; while :; do sleep 600; done")
     process.send_signal(signal.SIGINT)

@@ -19,6 +19,8 @@ from zephon.recipe import load_recipe
 from zephon.transport.channels import MAX_DESCRIPTOR
 from zephon.verify import verify
 
+pytestmark = pytest.mark.soak
+
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_source.py"
 
 MORE = '''

@@ -25,6 +25,8 @@ STALL = ["--stall-seconds", "0.5", "--stall-end-seconds"]
 
 SLEEPS = """
 import os, time
+
+pytestmark = pytest.mark.soak
 source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, seed=5)
 def sleeps(row):
     if row["id"] == 333 and (HERE / "asleep").exists():

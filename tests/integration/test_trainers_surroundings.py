@@ -39,6 +39,8 @@ for _ in range(20):
 from zephon.recipe import load_recipe
 from zephon_client import connect
 from tests.running import Daemon
+
+pytestmark = pytest.mark.soak
 for start in range(int(sys.argv[2])):
     pipeline = load_recipe(sys.argv[1] + "/recipe.py").pipeline().options(runner="process", max_workers=2)
     print("embedded", len(next(iter(pipeline))), flush=True)

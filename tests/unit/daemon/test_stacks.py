@@ -105,6 +105,7 @@ def test_where_a_process_is_can_be_read_as_it_was_written() -> None:
     assert at.now == (7, 3, -1), "of another operator's record nothing is known"
 
 
+@pytest.mark.soak
 def test_an_engine_that_goes_round_is_left_alone_and_one_that_does_not_is_shown_and_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
