@@ -127,6 +127,18 @@ class Driven:
         self._digest = digest_of((op.functions, op.made_by) if isinstance(op, FunctionOp) else op)
         self._reset()
 
+    def describe(self) -> dict[str, Any]:
+        return self.described()
+
+    def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
+        return None
+
+    def setup(self) -> None:
+        self.live()
+
+    def teardown(self) -> None:
+        self.end()
+
     def _reset(self) -> None:
         self._live: BaseOp | None = None
         self._starting = threading.Lock()
@@ -220,18 +232,6 @@ class Custom(Driven, Stateless):
         self.alone = alone
         self.grain = 1 if alone else GROUP
 
-    def describe(self) -> dict[str, Any]:
-        return self.described()
-
-    def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
-        return None
-
-    def setup(self) -> None:
-        self.live()
-
-    def teardown(self) -> None:
-        self.end()
-
     def process(self, block: Block, faults: Faults) -> Block:
         op, records, out = self.live(), records_of(block, faults), Records()
         bounds = [(i, i + 1) for i in range(len(block))] if self.alone else groups_of(block)
@@ -248,18 +248,6 @@ class Custom(Driven, Stateless):
 
 class CustomStateful(Driven, Stateful):
     """A custom operator that is driven in lane order, with an accumulator for each window."""
-
-    def describe(self) -> dict[str, Any]:
-        return self.described()
-
-    def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
-        return None
-
-    def setup(self) -> None:
-        self.live()
-
-    def teardown(self) -> None:
-        self.end()
 
     def accumulator(self, key: WindowKey) -> Internal:
         op = self.live()

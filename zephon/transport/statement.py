@@ -83,7 +83,7 @@ def decode_statement(text: str) -> Statement:
         if any(total.lane >= origin.canonical_replicas for total in totals):
             raise ProtocolError("a resume statement tells totals of lanes that the run does not have")
         return Statement(origin, at, stands, _count(given["rounds"]), _count(given["readers"]), released, totals)
-    except (CheckpointError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (CheckpointError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"malformed resume statement: {type(error).__name__}: {error}") from error
 
 

@@ -80,3 +80,8 @@ def test_a_statement_that_contradicts_itself_is_refused() -> None:
         with pytest.raises(ProtocolError):
             decode_statement(wrong.encode())
     assert decode_statement(good.encode()).delivered == (1, 4)
+
+
+def test_a_text_nested_too_deep_to_be_read_is_refused_like_any_other() -> None:
+    with pytest.raises(ProtocolError, match="malformed resume statement"):
+        decode_statement("[" * 200_000)
