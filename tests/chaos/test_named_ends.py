@@ -12,6 +12,8 @@ from tests.running import Daemon, counting, until, write_recipe
 from zephon.errors import RecordError, RunFailed, ZephonError
 from zephon_client import connect
 
+pytestmark = pytest.mark.soak
+
 ENDS = """
 import os
 source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, seed=5, chunk_size=64)
@@ -69,7 +71,6 @@ def test_case_J3_five_ways_to_end_are_five_messages_with_cause_and_hint(runtime_
 HUNGRY = """
 import resource
 
-pytestmark = pytest.mark.soak
 source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, seed=5)
 def hungry(row):
     if row["id"] == 333:

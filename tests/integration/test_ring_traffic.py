@@ -22,6 +22,8 @@ from zephon.transport.messages import decode, encode
 from zephon.transport.rings import RingWriter, ring_shape
 from zephon.transport.segments import Segment
 
+pytestmark = pytest.mark.soak
+
 SECONDS = 60_000
 POOL = 16 << 20
 
@@ -33,7 +35,6 @@ from zephon.transport.channels import Channel
 from zephon.transport.messages import decode, encode
 from zephon_client.slots import Slots
 
-pytestmark = pytest.mark.soak
 
 channel, number, hoard = Channel.from_fd(int(sys.argv[1])), int(sys.argv[2]), int(sys.argv[3])
 slots, chance = Slots(writable=False), random.Random(number)

@@ -21,12 +21,13 @@ from zephon.errors import RunFailed, ZephonError
 from zephon_client import connect
 from zephon_daemon.progress import text
 
+pytestmark = pytest.mark.soak
+
 STALL = ["--stall-seconds", "0.5", "--stall-end-seconds"]
 
 SLEEPS = """
 import os, time
 
-pytestmark = pytest.mark.soak
 source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, seed=5)
 def sleeps(row):
     if row["id"] == 333 and (HERE / "asleep").exists():

@@ -17,6 +17,8 @@ from zephon.recipe import load_recipe
 from zephon.transport.channels import Channel
 from zephon_client import connect
 
+pytestmark = pytest.mark.soak
+
 BUSY = """
 import logging, os, sys, threading
 import numpy as np
@@ -40,7 +42,6 @@ from zephon.recipe import load_recipe
 from zephon_client import connect
 from tests.running import Daemon
 
-pytestmark = pytest.mark.soak
 for start in range(int(sys.argv[2])):
     pipeline = load_recipe(sys.argv[1] + "/recipe.py").pipeline().options(runner="process", max_workers=2)
     print("embedded", len(next(iter(pipeline))), flush=True)
