@@ -1,6 +1,7 @@
 """A client's two connections to the daemon, opened and closed together: hello, the data connection, goodbye.
 
-They end when the daemon or its engine does. A client that comes back opens new ones, and says who it was.
+They end when the daemon or its engine does. A client that comes back opens new ones, and says who it was; its nonce
+says so too, where the answer that names it was lost.
 
 `end` is also what happens when a Loader is dropped or the interpreter ends: it is quiet, waits for nobody beyond a
 fraction of a second, and does nothing in a forked child, whose copies of the sockets are not the rank's.
@@ -24,12 +25,14 @@ _FAREWELL_SECONDS = 0.6
 class Connection:
     """Opened by its constructor. Raises DaemonUnavailable, or what the daemon refuses the hello with."""
 
-    def __init__(self, path: str, settings: Settings, start_seconds: float, before: Welcome | None = None) -> None:
+    def __init__(
+        self, path: str, settings: Settings, start_seconds: float, nonce: bytes, before: Welcome | None = None
+    ) -> None:
         self._pid = os.getpid()
         self.ended = False
         self.control = Control(path, start_seconds)
         try:
-            self.welcome = self.control.request(_hello(settings, before), Welcome, settings.timeout)
+            self.welcome = self.control.request(_hello(settings, nonce, before), Welcome, settings.timeout)
             join = Join(self.welcome.token, self.welcome.client)
             self.feed = Feed(
                 data_path(path), join, writable=settings.group_readers == 1, start_seconds=max(start_seconds, 0.1)
@@ -71,7 +74,7 @@ class Connection:
         return Goodbye(self.welcome.token, self.welcome.client)
 
 
-def _hello(settings: Settings, before: Welcome | None) -> Hello:
+def _hello(settings: Settings, nonce: bytes, before: Welcome | None) -> Hello:
     return Hello(
         pid=os.getpid(),
         dp_degree=settings.dp_degree,
@@ -83,4 +86,5 @@ def _hello(settings: Settings, before: Welcome | None) -> Hello:
         timeout=settings.timeout,
         client=before.client if before is not None else -1,
         token=before.token if before is not None else b"",
+        nonce=nonce,
     )

@@ -76,7 +76,8 @@ class Loader(Iterator[Batch]):
         self._connect()
 
     def _connect(self) -> None:
-        self._use(Connection(self._path, self._settings, self._start_seconds))
+        self._nonce = os.urandom(16)
+        self._use(Connection(self._path, self._settings, self._start_seconds, self._nonce))
 
     def _use(self, connection: Connection) -> None:
         self._connection = connection
@@ -349,7 +350,7 @@ class Loader(Iterator[Batch]):
             self._ending.detach()
             self._connection.abandon()
             try:
-                connection = Connection(self._path, self._settings, 0.0, before)
+                connection = Connection(self._path, self._settings, 0.0, self._nonce, before)
                 self._use(connection)
                 before = connection.welcome
                 absence.answered()

@@ -2,7 +2,7 @@
 
 The engine makes the memory and hands it to the daemon; after the engine's death the daemon reads there what killed it,
 as far as that can be known. A note costs less than two microseconds, so it is made before every task's records go
-through the operators that run in the engine.
+through the operators that run in the engine. It does without numpy, as the whole daemon does.
 
     int64 x 6   whether something is in work, epoch, lane, the lane's samples from, to; rounds of the engine's loop
     text        through what they go, ended by a zero byte
@@ -10,11 +10,12 @@ through the operators that run in the engine.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from zephon.transport.rings import PAGE
-from zephon.transport.segments import Segment
-from zephon.windows import Task
+from zephon.transport.segments import PAGE, Segment
+
+if TYPE_CHECKING:
+    from zephon.windows import Task
 
 _NUMBERS = 6
 _TEXT_AT = _NUMBERS * 8
@@ -26,7 +27,8 @@ class BlackBox:
 
     def __init__(self, segment: Segment) -> None:
         self._segment = segment
-        self._numbers = segment.array[:_TEXT_AT].view(np.int64)
+        self._numbers = segment.memory[:_TEXT_AT].cast("q")
+        self._text = segment.memory[_TEXT_AT:]
         self._through = ""
 
     @classmethod
@@ -45,7 +47,8 @@ class BlackBox:
     def task(self, task: Task, through: str) -> None:
         """A task's records go through operators of these names."""
         self._name(through)
-        self._numbers[1:5] = task.epoch, task.lane, task.low, task.high
+        numbers = self._numbers
+        numbers[1], numbers[2], numbers[3], numbers[4] = task.epoch, task.lane, task.low, task.high
         self._numbers[0] = _TASK
 
     def other(self, what: str) -> None:
@@ -60,20 +63,20 @@ class BlackBox:
     @property
     def beats(self) -> int:
         """How often it has."""
-        return int(self._numbers[5])
+        return self._numbers[5]
 
     def idle(self) -> None:
         """Nothing of the kind is in work."""
         self._numbers[0] = _IDLE
 
     def close(self) -> None:
-        del self._numbers
+        del self._numbers, self._text
         self._segment.close()
 
     def __str__(self) -> str:
         """What was in work, for people; empty if nothing was."""
         kind, epoch, lane, low, high, _ = self._numbers.tolist()
-        text = self._segment.array[_TEXT_AT:].tobytes().partition(b"\0")[0].decode(errors="replace")
+        text = self._text.tobytes().partition(b"\0")[0].decode(errors="replace")
         if kind == _TASK:
             return f"at work on lane {lane}, epoch {epoch}, its samples {low} to {high - 1}, in {text}"
         return f"at work on {text}" if kind == _OTHER else ""
@@ -82,4 +85,4 @@ class BlackBox:
         if text != self._through:
             self._through = text
             data = text.encode()[: PAGE - _TEXT_AT - 1] + b"\0"
-            self._segment.array[_TEXT_AT : _TEXT_AT + len(data)] = np.frombuffer(data, np.uint8)
+            self._text[: len(data)] = data

@@ -497,7 +497,7 @@ class Daemon:
                 for surplus in fds:
                     os.close(surplus)
                 join = decode(data, expect=p.Join)
-                orders = self._sessions.joined(join, channel.peer().pid)
+                orders = self._sessions.joined(join, channel.peer().pid, time.monotonic())
                 self._unwatch(fd)
                 del self._joining[fd]
                 self._held[join.client] = channel

@@ -15,6 +15,7 @@ carries them out. An `ask` is whatever the caller needs to find its way back to 
 - A client that comes back names its number and token of before. Known here, it takes the place of the old one, whose
   connections are dead; unknown, since this daemon is a new one, it is a client like any other. A new job's clients name
   none, and wait as ever for those that are here, lost or not, to end.
+- A hello that is said again, since its answer was lost, has the nonce of before. Another nonce is another reader.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Sessions:
             out += self.gone(client.number, now)
         return [*out, Answer(ask, Farewell())]
 
-    def joined(self, join: Join, pid: int) -> list[Instruction]:
+    def joined(self, join: Join, pid: int, now: float) -> list[Instruction]:
         """A client's data connection has come, from process `pid` (0 if the kernel cannot say)."""
         client = self._known(join.client, join.token)
         if client.lost:
@@ -159,7 +160,7 @@ class Sessions:
         if client.joined:
             raise ProtocolError(f"client {client.number} has a data connection already")
         client.joined, client.pid = True, pid or client.pid
-        return self._hand_over(client)
+        return [*self._hand_over(client), *self._retry(now)]
 
     # What happens
 
@@ -351,9 +352,11 @@ class Sessions:
                 f"already: {names}. Give every data-parallel group its own dp_group_id; ranks that share one say how "
                 "many they are with group_readers; a loader that is not needed any more must be closed."
             )
-            if any(peer.pid == hello.pid for peer in peers):
+            own = [peer for peer in peers if peer.pid == hello.pid]
+            if any(peer.joined for peer in own):
                 raise error
-            seconds = min(OTHER_JOB_SECONDS, hello.timeout)
+            # One of the same process whose data connection never comes, since its connect was interrupted, is given up.
+            seconds = min(2 * JOIN_SECONDS if own else OTHER_JOB_SECONDS, hello.timeout)
             return [], _Wait(f"another reader of group {hello.dp_group_id} to end: {names}", seconds, error)
         if len(self.clients) >= MOST_CLIENTS:
             raise TopologyError(f"the daemon has {MOST_CLIENTS} clients already; close those that are not needed")
@@ -369,16 +372,12 @@ class Sessions:
         return [*out, Answer(ask, Welcome(client.token, client.number, self._recipe, self._supervisor))], None
 
     def _before(self, hello: Hello) -> Client | None:
-        """Whom a client that comes back was; or the same process's hello whose answer was lost.
-
-        While its group has room it is taken for another reader: a process may have several.
-        """
+        """Whom a client that comes back was; or the same hello, whose answer was lost."""
         known = self.clients.get(hello.client)
         if known is not None and hmac.compare_digest(known.token, hello.token) and known.hello.job == hello.job:
             return known
-        peers = self._peers(hello)
-        lost = (peer for peer in peers if peer.pid == hello.pid and not peer.joined)
-        return next(lost, None) if len(peers) >= hello.group_readers else None
+        same = (peer for peer in self._peers(hello) if hmac.compare_digest(peer.hello.nonce, hello.nonce))
+        return next(same, None) if hello.nonce else None
 
     def _replace(self, old: Client) -> list[Instruction]:
         """The client has come back as another: its place is not given up."""

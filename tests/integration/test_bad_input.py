@@ -274,10 +274,8 @@ def test_a_step_that_is_no_whole_round_is_refused(daemon: Daemon) -> None:
 
 
 def test_a_group_that_is_taken_is_refused_and_named(daemon: Daemon) -> None:
-    with connect(daemon.socket, output="numpy") as first:
-        assert first.lanes  # the daemon knows it for good
-        with pytest.raises(TopologyError) as raised:
-            connect(daemon.socket, output="numpy", timeout=5)
+    with connect(daemon.socket, output="numpy"), pytest.raises(TopologyError) as raised:
+        connect(daemon.socket, output="numpy", timeout=5)
     _one_line(str(raised.value), "", ["group 0", "group_readers"])
 
 

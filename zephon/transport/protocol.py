@@ -51,6 +51,9 @@ from zephon.transport.messages import message
 MOST_PIDS = 1 << 22
 """The largest process id of any Linux."""
 
+LONGEST_NONCE = 64
+"""Bytes of a client's nonce."""
+
 # Control connection
 
 
@@ -60,7 +63,8 @@ class Hello:
     """`job` names the training job (torchrun's run id and restart count; empty where there is none).
 
     `timeout` are the seconds after which the client wants to be refused rather than wait for others. `client` and
-    `token` are those of an earlier Welcome if the client comes back, else -1 and empty.
+    `token` are those of an earlier Welcome if the client comes back, else -1 and empty. `nonce` is the client's own
+    and the same in all its hellos: one whose answer was lost is told from that of another reader by it.
     """
 
     pid: int
@@ -73,10 +77,13 @@ class Hello:
     timeout: float = 60.0
     client: int = -1
     token: bytes = b""
+    nonce: bytes = b""
 
     def __post_init__(self) -> None:
         if not 0 < self.pid <= MOST_PIDS:
             raise ValueError(f"pid={self.pid} is no process id")
+        if len(self.nonce) > LONGEST_NONCE:
+            raise ValueError(f"a nonce of {len(self.nonce)} bytes; at most {LONGEST_NONCE}")
 
 
 @message("welcome")

@@ -23,16 +23,16 @@ import mmap
 import os
 import sys
 from types import TracebackType
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from zephon.errors import MemoryLimit, ProtocolError
 from zephon.transport.headroom import FreeMemory, MemoryHeadroom, free_memory
 
 __all__ = ["PAGE", "FreeMemory", "MemoryHeadroom", "Segment", "free_memory", "round_to_pages"]
 
-Bytes = npt.NDArray[np.uint8]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 PAGE = mmap.PAGESIZE
 
@@ -65,7 +65,7 @@ class Segment:
         self.size = size
         self._fd = fd
         self._mapping: mmap.mmap | None = mapping
-        self._array: Bytes | None = np.frombuffer(mapping, dtype=np.uint8)
+        self._array: npt.NDArray[np.uint8] | None = None
 
     @classmethod
     def create(cls, name: str, size: int, *, limit: MemoryHeadroom | None = None) -> Segment:
@@ -120,15 +120,24 @@ class Segment:
         return cls(name, size, kept, mapping)
 
     @property
-    def array(self) -> Bytes:
+    def array(self) -> npt.NDArray[np.uint8]:
         """The whole mapping, uint8 `[size]`; views of it keep the memory alive, also after `close`."""
         if self._array is None:
-            raise ValueError(f"segment {self.name!r} is closed")
+            import numpy as np
+
+            self._array = np.frombuffer(self.memory, dtype=np.uint8)
         return self._array
 
     @property
+    def memory(self) -> memoryview:
+        """The whole mapping, for a process that does without numpy; a view keeps the memory alive, as with `array`."""
+        if self._mapping is None:
+            raise ValueError(f"segment {self.name!r} is closed")
+        return memoryview(self._mapping)
+
+    @property
     def closed(self) -> bool:
-        return self._array is None
+        return self._mapping is None
 
     def fileno(self) -> int:
         """The descriptor to hand to another process; it stays this segment's own."""
@@ -203,4 +212,5 @@ def _populate(mapping: mmap.mmap) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        np.frombuffer(mapping, dtype=np.uint8)[::PAGE] = 0  # A kernel before 5.14.
+        for start in range(0, len(mapping), PAGE):  # A kernel before 5.14.
+            mapping[start] = 0

@@ -89,8 +89,9 @@ def test_the_hello_says_who_comes_for_which_job(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     join(peer)
     first, second = peer.heard(p.Hello)
-    assert first == p.Hello(os.getpid(), 8, 5, 2, "eval", "", 4, timeout=10.0)
+    assert first == p.Hello(os.getpid(), 8, 5, 2, "eval", "", 4, timeout=10.0, nonce=first.nonce)
     assert second.job == "abc:2"
+    assert len({first.nonce, second.nonce, b""}) == 3, "two readers, though of one process"
 
 
 def test_the_socket_is_the_named_one_else_the_environments_else_that_of_the_only_daemon(

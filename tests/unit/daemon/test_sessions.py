@@ -8,143 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zephon.frontiers import Checkpoint, Frontier
+from tests.unit.daemon.scene import Scene, checkpoint, statement
 from zephon.transport.protocol import (
     AddReader,
-    Attach,
     Attached,
     DropReader,
     EndRun,
-    ExpectReaders,
     Farewell,
     Goodbye,
-    Hello,
-    Join,
     Patience,
     Refused,
-    RunStarted,
     Welcome,
 )  # fmt: skip
-from zephon.transport.statement import Statement
-from zephon_daemon.orders import Answer, Forget, HandOver, HangUp, Start, ToEngine
-from zephon_daemon.sessions import (
-    COME_BACK_SECONDS,
-    ENGINE_DEATHS,
-    JOIN_SECONDS,
-    OTHER_JOB_SECONDS,
-    SAME_JOB_SECONDS,
-    Sessions,
-)
-
-LANES = 4
-
-
-def plan(lanes: int = LANES) -> Attached:
-    starts = [[0, 0, 0, 0]] * lanes
-    return Attached(json.dumps({"canonical_replicas": lanes}), lanes, [], 2, True, True, False, ["d"], 0, starts, [])
-
-
-def checkpoint(records: int, chunk: int = 0, lanes: int = LANES, epoch: int = 0) -> str:
-    entries = {str(n): {"chunk": chunk, "offset": 0, "records": records, "skipped": 0} for n in range(lanes)}
-    identity = {"canonical_replicas": lanes}
-    return json.dumps({"format": 1, "identity": identity, "epoch": epoch, "complete": True, "lanes": entries})
-
-
-def statement(group: int = 0, records: int = 0, *, degree: int = 2, seed: int | None = None, readers: int = 1,
-              epoch: int = 0) -> str:  # fmt: skip
-    """What a rank states that has delivered `records` of each of its lanes."""
-    identity = {"canonical_replicas": LANES, **({} if seed is None else {"seed": seed})}
-    own = range(group * LANES // degree, (group + 1) * LANES // degree)
-    at = Checkpoint(identity, epoch, {lane: Frontier(0, records, records) for lane in own})
-    origin = Checkpoint(identity, 0, {lane: Frontier() for lane in range(LANES)})
-    return Statement(origin, at, dict.fromkeys(own, records), records // 2, readers).encode()
-
-
-class Scene:
-    """A daemon of ranks that say hello, attach and leave; what it told each is kept."""
-
-    def __init__(self, pipelines: tuple[str, ...] = ("pipeline", "eval")) -> None:
-        self.sessions = Sessions("recipe.py")
-        self.now = 0.0
-        self.told: dict[Any, list[Any]] = {}
-        self.starts: list[Start] = []
-        self.engine: list[Any] = []
-        self.stated: list[str] = []
-        self.hung_up: list[int] = []
-        self.forgotten: list[int] = []
-        self.asks = 0
-        if pipelines:
-            self.do(self.sessions.engine_ready(pipelines, 0.0))
-
-    def do(self, instructions: list[Any]) -> None:
-        for order in instructions:
-            if isinstance(order, Answer):
-                self.told.setdefault(order.ask, []).append(order.message)
-            elif isinstance(order, Start):
-                self.starts.append(order)
-            elif isinstance(order, (HandOver, ToEngine)):
-                self.engine.append(order.message)
-                self.stated += [order.statement] if isinstance(order, HandOver) else []
-            elif isinstance(order, HangUp):
-                self.hung_up.append(order.client)
-            else:
-                assert isinstance(order, Forget)
-                self.forgotten.append(order.client)
-        self.sessions.check_invariants()
-
-    def ask(self) -> int:
-        self.asks += 1
-        return self.asks
-
-    def hello(self, group: int = 0, degree: int = 1, *, pid: int = 0, readers: int = 1, job: str = "j",
-              pipeline: str = "pipeline", step: int | None = None, timeout: float = 60.0,
-              old: Welcome | None = None) -> int:  # fmt: skip
-        ask = self.ask()
-        before = (old.client, old.token) if old is not None else ()
-        given = Hello(pid or 100 + ask, degree, group, readers, pipeline, job, step, timeout, *before)
-        self.do(self.sessions.hello(ask, given, self.now))
-        return ask
-
-    def welcome(self, *args: Any, **kwargs: Any) -> Welcome:
-        found = self.told[self.hello(*args, **kwargs)][-1]
-        assert isinstance(found, Welcome), found
-        self.do(self.sessions.joined(Join(found.token, found.client), 0))
-        return found
-
-    def attach(self, who: Welcome, state: str = "", allow: tuple[str, ...] = (), stated: str = "") -> int:
-        ask = self.ask()
-        self.do(self.sessions.attach(ask, Attach(who.token, who.client, state, list(allow), stated), self.now))
-        return ask
-
-    def running(self, degree: int = 2, **kwargs: Any) -> list[Welcome]:
-        """A run with a rank of each group attached."""
-        found = [self.welcome(group, degree, **kwargs) for group in range(degree)]
-        for who in found:
-            self.attach(who)
-        self.started()
-        return found
-
-    def engine_dies(self, how: str = "killed by signal 9 (SIGKILL)") -> None:
-        """And the next one is ready."""
-        before = len(self.starts)
-        self.do(self.sessions.engine_died(how, self.now))
-        assert len(self.starts) == before, "there is nobody to start a run"
-        self.engine.clear()
-        self.do(self.sessions.engine_ready(["pipeline", "eval"], self.now))
-
-    def started(self, run: int = 0, **kwargs: Any) -> None:
-        number = run or self.starts[-1].message.run
-        self.do(self.sessions.run_started(RunStarted(number, plan(**kwargs), "contiguous"), self.now))
-
-    def goodbye(self, who: Welcome) -> None:
-        self.do(self.sessions.goodbye(self.ask(), Goodbye(who.token, who.client), self.now))
-
-    def later(self, seconds: float) -> None:
-        self.now += seconds
-        self.do(self.sessions.tick(self.now))
-
-    def last(self, ask: int) -> Any:
-        return self.told[ask][-1] if ask in self.told else None
+from zephon_daemon.sessions import JOIN_SECONDS, OTHER_JOB_SECONDS, SAME_JOB_SECONDS
 
 
 def test_the_first_attach_starts_the_run_with_the_groups_that_said_hello_and_all_get_their_lanes() -> None:
@@ -175,7 +51,7 @@ def test_a_client_that_attaches_before_its_data_connection_comes_is_handed_over_
     scene.attach(who)
     scene.started()
     assert scene.engine == []
-    scene.do(scene.sessions.joined(Join(who.token, who.client), 77))
+    scene.join(who)
     assert scene.engine == [AddReader(1, who.client, 0, 1)]
 
 
@@ -359,181 +235,6 @@ def test_a_run_whose_client_died_while_it_took_shape_is_ended() -> None:
     assert scene.engine == [EndRun(1)]
 
 
-def test_after_the_death_of_the_engine_ranks_come_back_into_their_session_and_run_with_their_statements() -> None:
-    scene = Scene()
-    first, second = scene.running()
-    scene.engine_dies()
-    assert len(scene.starts) == 1, "nobody has come back yet"
-    back = scene.welcome(0, 2, old=first)
-    assert scene.forgotten == [first.client]
-    ask = scene.attach(back, stated=statement(0, 8))
-    start = scene.starts[-1]
-    assert (start.message.groups, json.loads(start.checkpoint)["identity"]) == ([], {"canonical_replicas": LANES})
-    assert scene.last(ask) is None
-    scene.started()
-    assert scene.last(ask).owned == [0, 1]
-    other = scene.attach(scene.welcome(1, 2, old=second), stated=statement(1, 6))
-    assert scene.last(other).owned == [2, 3]
-    assert len(scene.starts) == 2
-    assert scene.stated[-2:] == [statement(0, 8), statement(1, 6)]
-    assert scene.sessions.session == 1
-
-
-def test_a_rank_that_waits_to_attach_or_attaches_late_is_let_in_after_a_death_without_a_statement() -> None:
-    scene = Scene()
-    first, second, third = (scene.welcome(group, 3) for group in range(3))
-    waiting = scene.attach(first)
-    scene.engine_dies()
-    assert len(scene.starts) == 2
-    scene.started()
-    assert isinstance(scene.last(waiting), Attached)
-    asks = [scene.attach(second)]
-    scene.engine_dies()
-    scene.attach(scene.welcome(0, 3, old=first), stated=statement(0, degree=4))
-    scene.started()
-    asks += [scene.attach(third)]
-    assert all(isinstance(scene.last(ask), Attached) for ask in asks)
-
-
-def test_a_rank_whose_data_connection_comes_after_the_engine_died_is_hung_up_on_so_that_it_comes_back() -> None:
-    scene = Scene()
-    who = scene.last(scene.hello())
-    scene.attach(who)
-    scene.started()
-    scene.engine_dies()
-    scene.do(scene.sessions.joined(Join(who.token, who.client), 77))
-    assert scene.hung_up == [who.client]
-    again = scene.welcome(old=who)
-    assert isinstance(scene.last(scene.attach(again, stated=statement(degree=1))), type(None))
-    scene.started()
-    assert len([m for m in scene.engine if isinstance(m, AddReader)]) == 1
-
-
-def test_a_new_daemon_takes_a_run_over_from_the_first_statement_and_refuses_one_of_another_run() -> None:
-    scene = Scene()
-    stranger = Welcome(b"of another daemon", 5, "")
-    first = scene.welcome(0, 2, pid=71, old=stranger)
-    ask = scene.attach(first, stated=statement(0, 8))
-    assert json.loads(scene.starts[-1].checkpoint)["lanes"]["3"]["records"] == 0, "the origin, not where it stands"
-    scene.started()
-    assert scene.last(ask).owned == [0, 1]
-    other = scene.welcome(1, 2, pid=72)
-    refused = scene.last(scene.attach(other, stated=statement(1, 8, seed=3)))
-    assert refused.kind == "CheckpointMismatch"
-    assert all(word in refused.text for word in ("process 71", "process 72", "seed"))
-    malformed = scene.last(scene.attach(other, stated="{}"))
-    assert malformed.kind == "ProtocolError"
-
-
-def test_deaths_with_no_batch_delivered_between_end_the_run_and_a_batch_begins_the_count_anew() -> None:
-    scene = Scene()
-    ranks = scene.running()
-
-    def comes_back(records: int) -> list[int]:
-        asks = []
-        for group in range(2):
-            ranks[group] = scene.welcome(group, 2, old=ranks[group])
-            asks.append(scene.attach(ranks[group], stated=statement(group, records if group else 0)))
-        if len(scene.starts) > 1:
-            scene.started()
-        return asks
-
-    for death in range(ENGINE_DEATHS + 1):  # one rank has had a batch each time
-        scene.engine_dies()
-        assert all(isinstance(scene.last(ask), Attached) for ask in comes_back(2 * death + 2))
-    for _ in range(ENGINE_DEATHS - 2):
-        scene.engine_dies("killed by signal 11 (SIGSEGV), at work on lane 3")
-        assert all(isinstance(scene.last(ask), Attached) for ask in comes_back(2 * ENGINE_DEATHS + 2))
-    scene.engine_dies("killed by signal 11 (SIGSEGV), at work on lane 3")
-    for ask in comes_back(2 * ENGINE_DEATHS + 2):
-        assert scene.last(ask).kind == "RunFailed"
-        assert "lane 3" in scene.last(ask).text
-    for who in ranks:
-        scene.goodbye(who)
-    scene.running()
-
-
-def test_after_so_many_deaths_a_rank_waits_a_while_for_the_word_of_the_others() -> None:
-    scene = Scene()
-    ranks = scene.running()
-    for _ in range(ENGINE_DEATHS):
-        scene.engine_dies()
-        scene.starts.append(scene.starts[-1])
-        ranks[0] = scene.welcome(0, 2, old=ranks[0])
-        ask = scene.attach(ranks[0], stated=statement(0, 4))
-        scene.started()
-    assert not isinstance(scene.last(ask), Refused)
-    late = scene.welcome(1, 2, old=ranks[1])
-    scene.attach(late, stated=statement(1, 2))
-    scene.started()
-    assert isinstance(scene.last(ask), Attached), "the other one had a batch"
-    for _ in range(ENGINE_DEATHS):
-        scene.engine_dies()
-        ranks[0] = scene.welcome(0, 2, old=ranks[0])
-        ask = scene.attach(ranks[0], stated=statement(0, 4))
-        scene.started()
-    scene.later(COME_BACK_SECONDS)
-    assert scene.last(ask).kind == "RunFailed"
-
-
-def test_a_run_that_kills_the_engine_at_its_start_is_refused_after_as_many_deaths() -> None:
-    scene = Scene()
-    ask = scene.attach(scene.welcome())
-    for _ in range(ENGINE_DEATHS - 1):
-        scene.engine_dies()
-        assert scene.last(ask) is None
-    scene.engine_dies("exit code 7")
-    assert scene.last(ask).kind == "RunFailed"
-    assert "exit code 7" in scene.last(ask).text
-
-
-def test_a_lost_rank_that_dies_is_not_waited_for_and_its_place_stays_used() -> None:
-    scene = Scene()
-    ranks = [scene.welcome(0, 1, readers=2, pid=70 + n) for n in range(2)]
-    for who in ranks:
-        scene.attach(who)
-    scene.started()
-    scene.engine_dies()
-    ask = scene.attach(scene.welcome(0, 1, readers=2, old=ranks[0]), stated=statement(degree=1, readers=2))
-    scene.started()
-    assert isinstance(scene.last(ask), Attached)
-    assert [m.group_readers for m in scene.engine if isinstance(m, AddReader)] == [2]
-    scene.do(scene.sessions.gone(ranks[1].client, scene.now))
-    assert ExpectReaders(scene.starts[-1].message.run, 0, 1) in scene.engine
-    newcomer = scene.attach(scene.welcome(0, 1, readers=2))
-    assert not isinstance(scene.last(newcomer), Attached), "no rank begins in the middle of another's reading"
-
-
-def test_when_all_lost_ranks_die_the_next_job_begins_at_once() -> None:
-    scene = Scene()
-    ranks = scene.running(job="run:0")
-    scene.engine_dies()
-    ask = scene.hello(0, 2, job="run:1")
-    assert scene.last(ask) is None
-    for who in ranks:
-        scene.do(scene.sessions.gone(who.client, scene.now))
-    assert isinstance(scene.last(ask), Welcome)
-    scene.attach(scene.last(ask), checkpoint(8))
-    assert scene.starts[-1].checkpoint == checkpoint(8)
-
-
-def test_a_connection_that_alone_broke_is_taken_up_again_in_the_running_run() -> None:
-    scene = Scene()
-    first, _ = scene.running()
-    back = scene.welcome(0, 2, old=first)
-    assert DropReader(first.client) in scene.engine
-    assert isinstance(scene.last(scene.attach(back, stated=statement(0, 4))), Attached)
-    assert len(scene.starts) == 1
-
-
-def test_a_token_of_another_client_lets_nobody_take_its_place() -> None:
-    scene = Scene()
-    first, second = scene.running(pid=0)
-    ask = scene.hello(0, 2, pid=999, old=Welcome(second.token, first.client, ""))
-    assert scene.last(ask) is None
-    assert first.client in scene.sessions.clients
-
-
 def test_a_client_waits_for_others_to_end_no_longer_than_its_own_timeout() -> None:
     scene = Scene()
     scene.welcome(job="a", pid=71)
@@ -575,13 +276,15 @@ def test_every_request_is_answered_once_and_invariants_hold_whatever_happens(dat
     pending = {"engine": False}
     for _ in range(data.draw(st.integers(1, 40))):
         what = data.draw(st.sampled_from(
-            ["hello", "hello", "back", "attach", "attach", "state", "gone", "goodbye", "ready", "started", "refused",
-             "died", "later"]))
+            ["hello", "hello", "again", "back", "attach", "attach", "state", "gone", "goodbye", "ready", "started",
+             "refused", "died", "later"]))
         known = {w.client: w for w in welcomes}
         if what == "hello":
             job, group = data.draw(st.sampled_from("ab")), data.draw(st.integers(0, 1))
             scene.hello(group, 2, job=job, readers=data.draw(st.integers(1, 2)),
                         pipeline=data.draw(st.sampled_from(["pipeline", "eval"])))
+        elif what == "again" and scene.hellos:
+            scene.say_again(data.draw(st.integers(0, len(scene.hellos) - 1)))
         elif what == "back" and known:
             old = known[data.draw(st.sampled_from(sorted(known)))]
             client = scene.sessions.clients.get(old.client)
@@ -614,7 +317,7 @@ def test_every_request_is_answered_once_and_invariants_hold_whatever_happens(dat
         welcomes = [m for told in scene.told.values() for m in told if isinstance(m, Welcome)]
         for w in welcomes:
             if w.client in scene.sessions.clients and not scene.sessions.clients[w.client].joined:
-                scene.do(scene.sessions.joined(Join(w.token, w.client), 0))
+                scene.join(w)
     # In the end everybody leaves, the engine comes, and time passes: no request stays open, no run stays.
     if not pending["engine"]:
         scene.do(scene.sessions.engine_ready(["pipeline", "eval"], scene.now))
@@ -636,8 +339,42 @@ def test_every_request_is_answered_once_and_invariants_hold_whatever_happens(dat
     assert not scene.sessions.needs_ticks
 
 
-def test_a_process_may_have_several_readers_of_a_group_none_of_which_has_joined_yet():
+def test_a_process_may_have_several_readers_of_a_group_none_of_which_has_joined_yet() -> None:
     scene = Scene()
-    for clients in ([1], [1, 2], [2, 3]):  # the third: its group is full, so the answer to one before was lost
-        assert isinstance(scene.told[scene.hello(0, pid=7, readers=2)][-1], Welcome)
-        assert sorted(scene.sessions.clients) == clients
+    first, second = (scene.last(scene.hello(0, pid=7, readers=2)) for _ in range(2))
+    assert sorted(scene.sessions.clients) == [first.client, second.client]
+    third = scene.hello(0, pid=7, readers=2)
+    assert scene.last(third) is None, "one of them may have been given up by its process"
+    for who in (first, second):
+        scene.join(who)
+    assert scene.last(third).kind == "TopologyError"
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_hello_said_again_is_the_same_reader_and_its_first_connection_is_forgotten(joined: bool) -> None:
+    scene = Scene()
+    first = scene.last(scene.hello(pid=7, nonce=b"mine"))
+    if joined:
+        scene.join(first)
+    again = scene.last(scene.hello(pid=7, nonce=b"mine"))
+    assert isinstance(again, Welcome)
+    assert scene.forgotten == [first.client]
+    assert list(scene.sessions.clients) == [again.client]
+
+
+def test_a_hello_said_again_after_the_run_took_shape_keeps_its_place() -> None:
+    scene = Scene()
+    first, _ = scene.running()
+    lost = scene.last(scene.hello(0, 2, nonce=b"mine", old=first))
+    back = scene.welcome(0, 2, nonce=b"mine", old=first)
+    assert lost.client not in scene.sessions.clients
+    assert isinstance(scene.last(scene.attach(back, stated=statement(0, 4))), Attached)
+    assert len(scene.starts) == 1
+
+
+def test_a_process_whose_connect_was_interrupted_comes_in_once_the_first_is_given_up() -> None:
+    scene = Scene()
+    scene.hello(pid=7)
+    second = scene.hello(pid=7)
+    scene.later(JOIN_SECONDS)
+    assert isinstance(scene.last(second), Welcome)
