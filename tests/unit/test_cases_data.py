@@ -48,7 +48,8 @@ def _filtered(folder: Path, runner: str, gate: threading.Barrier | None = None, 
     met: list[int] = []
 
     def delayed(row: dict[str, Any]) -> dict[str, Any]:
-        if gate is not None and len(met) < 2:
+        on_worker = threading.current_thread() is not threading.main_thread()  # the check of functions is not
+        if gate is not None and on_worker and len(met) < 2:
             met.append(row["id"])
             gate.wait(20)  # the first worker does not go on until another has begun
         elif every and row["id"] % every == 0:
