@@ -16,7 +16,6 @@ had it. That holds at any time, whatever the lane was doing before.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
 from zephon.columns import Block
 from zephon.errors import ProtocolError
@@ -31,65 +30,12 @@ from zephon.transport.statement import EPOCHS_STATED, Statement
 from zephon.windows import Outcome, Task, samples_a_task
 from zephon_daemon.gates import ENDLESS, Gate, Gates
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
+from zephon_daemon.lane import Lane, Reader
 from zephon_daemon.scheduler import CREDITS
 
 ANNOUNCEMENTS_KEPT = 64
 SIDE_BY_SIDE = 2
 """Tasks of one lane in work at once while its ring runs empty."""
-
-Place = tuple[int, int]
-"""Where a lane stands: its epoch, and the record at which its next batch begins in turn-taking."""
-
-
-@dataclass
-class Reader:
-    """One client of a group. `places` is how far each lane was given to it, `stated` its own word for that."""
-
-    client: int
-    group: int
-    epoch: int = -1
-    rounds: int = 0
-    places: dict[int, Place] = field(default_factory=dict)
-    stated: Statement | None = None
-
-
-@dataclass
-class Lane:
-    """A lane's production and ring. `stands` is where its next batch begins in turn-taking, `written` its records."""
-
-    number: int
-    group: int
-    producer: LaneProducer
-    stands: int
-    written: int
-    ring: RingWriter | None = None
-    renew: bool = False
-    """Whether readers have come that do not know its ring, so that it needs a new one."""
-    announced: int = 1
-    total_told: bool = False
-    first_task: int = 0
-    """The number of its producer's first task: those of earlier producers are lower."""
-    handed_out: int = 0
-
-    @property
-    def epoch(self) -> int:
-        return self.producer.epoch
-
-    @property
-    def place(self) -> Place:
-        return self.epoch, self.stands
-
-    def restart(self, producer: LaneProducer, stands: int) -> None:
-        """Go on with another producer. Outcomes of tasks of the one before are strangers to it."""
-        self.first_task += self.handed_out
-        self.handed_out = 0
-        self.producer, self.stands, self.written = producer, stands, producer.stream.first
-        self.announced, self.total_told = 1, False
-
-    @property
-    def runs_dry(self) -> bool:
-        """Whether its ring is half empty or more."""
-        return self.ring is None or 2 * self.ring.in_flight <= self.ring.generation.slots
 
 
 class Run:
