@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,6 +12,9 @@ from zephon.errors import CheckpointError, CheckpointMismatch, TopologyError
 from zephon.frontiers import Checkpoint, checkpoint_from_text
 from zephon.transport.protocol import Attached, Hello
 from zephon.transport.statement import Statement
+
+MOST_NAMED = 8
+"""Clients that an error names."""
 
 
 class Shape(NamedTuple):
@@ -138,6 +141,7 @@ def _key(checkpoint: Checkpoint) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def listed(clients: Iterable[Client]) -> str:
-    """Clients by name, for an error."""
-    return ", ".join(str(client) for client in clients)
+def listed(clients: Sequence[Client]) -> str:
+    """Clients by name, the first few, for an error."""
+    more = len(clients) - MOST_NAMED
+    return ", ".join(str(client) for client in clients[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -24,7 +24,7 @@ import difflib
 import hmac
 import json
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -88,8 +88,11 @@ LONGEST_NAME = 1000
 LONGEST_TEXT = 8000
 """Characters of an error's text."""
 
-MOST_WAITING = 4096
+MOST_WAITING = 1024
 """Requests that wait at once."""
+
+MOST_REASONS = 20
+"""Reasons to wait that a report names."""
 
 
 class _Wait(NamedTuple):
@@ -132,6 +135,9 @@ class Sessions:
         self._numbers = self._run_numbers = 0
         self._current: dict[str, Run] = {}
         self.clients: dict[int, Client] = {}
+        # The same clients by what a hello asks for. Who says many hellos must cost the others no time.
+        self._groups: dict[tuple[str, int], dict[int, Client]] = {}
+        self._nonces: dict[bytes, Client] = {}
         self.session = 0
 
     # Requests
@@ -166,11 +172,15 @@ class Sessions:
 
     def gone(self, number: int, now: float, *, told_by_engine: bool = False) -> list[Instruction]:
         """A client has closed or died."""
-        client = self.clients.pop(number, None)
+        out = self._gone(number, told_by_engine)
+        return [*out, *self._end_idle_runs(), *self._retry(now)] if out else []
+
+    def _gone(self, number: int, told_by_engine: bool = False) -> list[Instruction]:
+        client = self.clients.get(number)
         if client is None:
             return []
+        self._remove(client)
         out: list[Instruction] = [Forget(number)]
-        self._waiting = [w for w in self._waiting if not _is_of(w.request, number)]
         run = next((r for r in self._current.values() if r.number == client.run), None)
         group = client.hello.dp_group_id
         if run is not None:
@@ -179,7 +189,7 @@ class Sessions:
             out.append(ToEngine(DropReader(number)))
         elif not client.handed_over and run is not None and run.plan is not None and run.shape.group_readers > 1:
             out.append(ToEngine(ExpectReaders(run.number, group, run.expected(group))))
-        return [*out, *self._end_idle_runs(), *self._retry(now)]
+        return out
 
     def unreachable(self, ask: Hashable) -> None:
         """Who asked is gone."""
@@ -241,10 +251,10 @@ class Sessions:
             elif now - waiting.told >= PATIENCE_SECONDS:
                 waiting.told = now
                 out.append(Answer(waiting.ask, Patience(waiting.reason)))
-        for client in list(self.clients.values()):
-            if not client.joined and now - client.since >= JOIN_SECONDS:
-                out += self.gone(client.number, now)
-        return out
+        late = [each for each in self.clients.values() if not each.joined and now - each.since >= JOIN_SECONDS]
+        for client in late:
+            out += self._gone(client.number)
+        return [*out, *self._end_idle_runs(), *self._retry(now)] if late else out
 
     @property
     def needs_ticks(self) -> bool:
@@ -265,13 +275,21 @@ class Sessions:
             for client in self.clients.values()
         ]
         job = next((client.hello.job for client in self.clients.values()), None)
-        return {"session": self.session, "job": job, "clients": clients, "waiting": [w.reason for w in self._waiting]}
+        return {"session": self.session, "job": job, "clients": clients, "waiting": self._reasons()}
+
+    def _reasons(self) -> list[str]:
+        """What is waited for, the first few reasons."""
+        counts = Counter(waiting.reason for waiting in self._waiting)
+        named = [f"{reason} ({count} requests)" if count > 1 else reason for reason, count in counts.items()]
+        return [*named[:MOST_REASONS], *([f"and {len(named) - MOST_REASONS} more"] if named[MOST_REASONS:] else [])]
 
     def check_invariants(self) -> None:
         """What must hold after every event."""
         assert len({client.hello.job for client in self.clients.values()}) <= 1, "one job at a time"
         numbers = {run.number for run in self._current.values()}
         assert all(client.run is None or client.run in numbers for client in self.clients.values())
+        assert {n: c for group in self._groups.values() for n, c in group.items()} == self.clients
+        assert all(self.clients.get(client.number) is client for client in self._nonces.values())
         for run in self._current.values():
             assert run.plan is None or self._wanted(run)
             assert all(count <= run.shape.group_readers for count in run.places.values())
@@ -332,9 +350,9 @@ class Sessions:
                 f"recipe {self._recipe} has no pipeline {hello.pipeline!r}; it has {', '.join(self._pipelines)}"
                 + (f". Did you mean {near[0]!r}?" if near else "")
             )
-        strangers = [client for client in self.clients.values() if client.hello.job != hello.job]
-        if strangers:
-            names = listed(strangers)
+        other = next(iter(self.clients.values()), None)  # one job at a time
+        if other is not None and other.hello.job != hello.job:
+            names = listed(list(self.clients.values()))
             return [], _Wait(
                 f"the clients of another job to end: {names}",
                 min(OTHER_JOB_SECONDS, hello.timeout),
@@ -344,7 +362,7 @@ class Sessions:
                 ),
             )
         before = self._before(hello)
-        peers = [peer for peer in self._peers(hello) if peer is not before]
+        peers = [peer for peer in self._groups.get(_group(hello), {}).values() if peer is not before]
         if len(peers) >= hello.group_readers:
             names = listed(peers)
             error = TopologyError(
@@ -368,7 +386,7 @@ class Sessions:
         if before is not None:
             client.run, client.delivered = before.run, before.delivered
             out = self._replace(before)
-        self.clients[client.number] = client
+        self._add(client)
         return [*out, Answer(ask, Welcome(client.token, client.number, self._recipe, self._supervisor))], None
 
     def _before(self, hello: Hello) -> Client | None:
@@ -376,13 +394,12 @@ class Sessions:
         known = self.clients.get(hello.client)
         if known is not None and hmac.compare_digest(known.token, hello.token) and known.hello.job == hello.job:
             return known
-        same = (peer for peer in self._peers(hello) if hmac.compare_digest(peer.hello.nonce, hello.nonce))
-        return next(same, None) if hello.nonce else None
+        same = self._nonces.get(hello.nonce)
+        return same if same is not None and _group(same.hello) == _group(hello) else None
 
     def _replace(self, old: Client) -> list[Instruction]:
         """The client has come back as another: its place is not given up."""
-        del self.clients[old.number]
-        self._waiting = [w for w in self._waiting if not _is_of(w.request, old.number)]
+        self._remove(old)
         return [Forget(old.number), *([ToEngine(DropReader(old.number))] if old.handed_over else [])]
 
     def _attached(self, attach: Attach) -> tuple[Client, Attached] | Start | _Wait:
@@ -497,9 +514,21 @@ class Sessions:
             "Connect again."
         )
 
-    def _peers(self, hello: Hello) -> list[Client]:
-        key = hello.pipeline, hello.dp_group_id
-        return [c for c in self.clients.values() if (c.hello.pipeline, c.hello.dp_group_id) == key]
+    def _add(self, client: Client) -> None:
+        self.clients[client.number] = client
+        self._groups.setdefault(_group(client.hello), {})[client.number] = client
+        if client.hello.nonce:
+            self._nonces[client.hello.nonce] = client
+
+    def _remove(self, client: Client) -> None:
+        del self.clients[client.number]
+        group = self._groups[_group(client.hello)]
+        del group[client.number]
+        if not group:
+            del self._groups[_group(client.hello)]
+        if self._nonces.get(client.hello.nonce) is client:
+            del self._nonces[client.hello.nonce]
+        self._waiting = [w for w in self._waiting if not _is_of(w.request, client.number)]
 
     def _readers(self, run: Run) -> list[Client]:
         return [client for client in self.clients.values() if client.run == run.number]
@@ -529,6 +558,10 @@ def _check_hello(hello: Hello) -> None:
         raise TopologyError(
             f"dp_group_id={hello.dp_group_id} with dp_degree={hello.dp_degree}: must be in 0..{hello.dp_degree - 1}"
         )
+
+
+def _group(hello: Hello) -> tuple[str, int]:
+    return hello.pipeline, hello.dp_group_id
 
 
 def _is_of(request: Hello | Attach, client: int) -> bool:

@@ -378,3 +378,16 @@ def test_a_process_whose_connect_was_interrupted_comes_in_once_the_first_is_give
     second = scene.hello(pid=7)
     scene.later(JOIN_SECONDS)
     assert isinstance(scene.last(second), Welcome)
+
+
+def test_readers_by_the_thousand_are_counted_where_they_are_named_and_given_up_together() -> None:
+    scene = Scene()
+    asks = [scene.hello(pid=7, readers=500) for _ in range(1200)]
+    report = scene.sessions.report()
+    assert len(report["clients"]) == 500
+    assert len(report["waiting"]) == 1
+    assert report["waiting"][0].endswith("and 492 more (700 requests)")
+    scene.later(JOIN_SECONDS)
+    assert isinstance(scene.last(asks[999]), Welcome)
+    assert isinstance(scene.last(asks[1000]), Patience)
+    assert sorted(scene.sessions.clients) == list(range(501, 1001)), "those who waited longest"
