@@ -63,6 +63,10 @@ class Barren:
         if len(self._ended) == self.plan.lanes and any(self._tried):
             self._fail(sum(self._tried), skipped)
 
+    def of(self, lane: int) -> tuple[int, bool]:
+        """A lane's first samples that gave no record, and whether it has no others."""
+        return self._tried[lane], lane in self._ended
+
     def _fail(self, samples: int, skipped: int) -> None:
         bad = f" {skipped} bad records were skipped in this lane alone." if skipped else ""
         raise RunFailed(

@@ -58,6 +58,10 @@ class Gates:
                 del self._gates[old]
         return gate
 
+    def final(self) -> list[Released]:
+        """Of the epochs whose last round is known, what readers are told. For runs whose ends are even."""
+        return [self.released(epoch, gate) for (epoch, _), gate in self._gates.items() if gate.final]
+
     def open(self, gate: Gate, epoch: int) -> None:
         """Release what is known to be reached."""
         if self._plan.ends(epoch) is False:

@@ -15,7 +15,7 @@ had it. That holds at any time, whatever the lane was doing before.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from zephon.columns import Block
 from zephon.errors import ProtocolError
@@ -24,16 +24,16 @@ from zephon.lanes import batch_end, batch_round, owned_lanes
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.transport.layout import measure
-from zephon.transport.protocol import Announced, BatchReady, LaneTotal, ReadersLeft
+from zephon.transport.protocol import Announced, BatchReady, LanesTold, LaneTotal, ReadersLeft, Released
 from zephon.transport.rings import ALONE, ALONE_AT_ONCE, LARGE_RING, RingWriter, Slot, ring_shape
-from zephon.transport.statement import EPOCHS_STATED, Statement
+from zephon.transport.statement import Statement
 from zephon.windows import Outcome, Task, samples_a_task
 from zephon_daemon.gates import ENDLESS, Gate, Gates
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.lane import Lane, Reader
+from zephon_daemon.others import ANNOUNCEMENTS_KEPT, Others
 from zephon_daemon.scheduler import CREDITS
 
-ANNOUNCEMENTS_KEPT = 64
 SIDE_BY_SIDE = 2
 """Tasks of one lane in work at once while its ring runs empty."""
 
@@ -65,7 +65,7 @@ class Run:
         self.expected: dict[int, int] = {}
         self.lanes: dict[int, Lane] = {}
         self.records_made, self.tasks_pushed = 0, 0
-        self._totals: dict[tuple[int, int], LaneTotal] = {}
+        self.others = Others(plan)
         self._unplaced: set[int] = set()
         self._gates = Gates(plan, self.starts, self.first_epoch, self.owned)
         self._wanted_epoch = self.first_epoch
@@ -90,7 +90,7 @@ class Run:
                 raise ProtocolError(f"client {client} of group {group} states lanes {sorted(statement.stands)}")
             reader.places = {n: (statement.at.epoch, stands) for n, stands in statement.stands.items()}
             reader.rounds = statement.rounds
-            out += self._learn(statement, group)
+            out += self._know(statement.totals, statement.released, group=group)
         return [*out, *self._history(client), *self._place(group)]
 
     def expect(self, group: int, readers: int) -> list[Instruction]:
@@ -107,6 +107,7 @@ class Run:
         resumes = reader.epoch < 0 and reader.stated is not None and reader.stated.at.epoch == epoch
         reader.epoch, reader.rounds = epoch, reader.rounds if resumes else 0
         self._wanted_epoch = max(self._wanted_epoch, epoch)
+        self.others.begin(self._wanted_epoch)
         out: list[Instruction] = []
         gate = self._gates.of(epoch, reader.group)
         self._gates.open(gate, epoch)
@@ -161,6 +162,33 @@ class Run:
         self.tasks_pushed += 1
         self.records_made += lane.producer.stream.produced - before
         return self._advance(lane)
+
+    def tell_lanes(self) -> None:
+        """Other engines have lanes of the run, too: what they must know of these is in `others` from now on."""
+        self.others.tell_again()
+        self.others.begin(self._wanted_epoch)
+        for lane in self.lanes.values():
+            for announcement in lane.producer.announcements[: lane.announced]:
+                self.others.announce(Announced(lane.number, lane.epoch, *announcement))
+            self._tell_reached(lane)
+        if self.plan.settings.even_ends:
+            for released in self._gates.final():
+                self.others.release(released)
+
+    def hear(self, told: LanesTold) -> list[Instruction]:
+        """Another engine of the run tells of its lanes."""
+        self.others.heard(told)
+        out: list[Instruction] = [Tell(c, window, droppable=True) for window in told.announced for c in self.readers]
+        if self.plan.settings.even_ends:
+            out += self._know(told.totals, told.released, told.reached, ours=False)
+        else:
+            for total in told.totals:
+                out += self._tell_total(total, ours=False)
+        if told.begun > self._wanted_epoch:
+            self._wanted_epoch = told.begun
+            for lane in list(self.lanes.values()):
+                out += self._advance(lane)
+        return out
 
     def unsaid(self, lane: int) -> list[str]:
         """What the lane's operators have reported, apart from tasks, since it was last asked."""
@@ -266,7 +294,7 @@ class Run:
 
     def missing_groups(self) -> list[int]:
         """Groups of which nobody has attached."""
-        present = {reader.group for reader in self.readers.values()}
+        present = {*self.others.groups, *(reader.group for reader in self.readers.values())}
         return [group for group in range(len(self.owned)) if group not in present]
 
     def check_invariants(self) -> None:
@@ -311,17 +339,30 @@ class Run:
             out += self._advance(lane)
         return out
 
-    def _learn(self, statement: Statement, group: int) -> list[Instruction]:
-        """Take in what an engine before this one said to a reader."""
+    def _know(
+        self,
+        totals: Sequence[LaneTotal],
+        released: Sequence[Released],
+        reached: Sequence[Sequence[int]] = (),
+        *,
+        group: int = 0,
+        ours: bool = True,
+    ) -> list[Instruction]:
+        """Take in what an engine before this one said to a reader of the group, or what another one says now."""
         out: list[Instruction] = []
-        for total in statement.totals:
-            gate = self._gates.of(total.epoch, group)
-            if total.lane in gate.produced:
-                gate.produced[total.lane] = max(gate.produced[total.lane], total.records)
-                gate.ended.add(total.lane)
-            out += self._tell_total(total)
-        epochs = {total.epoch for total in statement.totals} | {released.epoch for released in statement.released}
-        said = {released.epoch: released for released in statement.released}
+        said = {each.epoch: each for each in released}
+        for each in said.values():
+            if ours and self.plan.settings.even_ends:
+                self.others.release(each)
+        ends = {(total.epoch, total.lane): total.records for total in totals}
+        for epoch, number, records in [*((e, n, records) for (e, n), records in ends.items()), *reached]:
+            gate = self._gates.of(epoch, group)
+            if number in gate.produced:
+                gate.produced[number] = max(gate.produced[number], records)
+                gate.ended |= {number} if (epoch, number) in ends else set()
+        for total in totals:
+            out += self._tell_total(total, ours=ours)
+        epochs = {epoch for epoch, _ in ends} | {epoch for epoch, _, _ in reached} | said.keys()
         for epoch in epochs:
             gate = self._gates.of(epoch, group)
             before = gate.rounds, gate.final
@@ -341,8 +382,8 @@ class Run:
         for lane in self.lanes.values():
             for announcement in lane.producer.announcements[: lane.announced]:
                 yield Tell(client, Announced(lane.number, lane.epoch, *announcement), droppable=True)
-        for total in self._totals.values():
-            yield Tell(client, total)
+        for message in self.others.history():
+            yield Tell(client, message, droppable=isinstance(message, Announced))
 
     def _advance(self, lane: Lane) -> list[Instruction]:
         """Do for a lane whatever can be done now."""
@@ -368,6 +409,7 @@ class Run:
         producer = lane.producer
         for announcement in producer.announcements[lane.announced :]:
             message = Announced(lane.number, lane.epoch, *announcement)
+            self.others.announce(message)
             yield from [Tell(client, message, droppable=True) for client in self.readers]
         lane.announced = len(producer.announcements)
         if lane.announced > 2 * ANNOUNCEMENTS_KEPT:
@@ -377,14 +419,16 @@ class Run:
             lane.total_told = True
             yield from self._tell_total(LaneTotal(lane.number, lane.epoch, producer.stream.produced, producer.skipped))
 
-    def _tell_total(self, total: LaneTotal) -> list[Instruction]:
+    def _tell_total(self, total: LaneTotal, *, ours: bool = True) -> list[Instruction]:
         """Tell everybody a lane's total, once."""
-        if (total.epoch, total.lane) in self._totals:
-            return []
-        self._totals[total.epoch, total.lane] = total
-        for old in [key for key in self._totals if key[0] <= total.epoch - EPOCHS_STATED]:
-            del self._totals[old]
-        return [Tell(client, total) for client in self.readers]
+        return [Tell(client, total) for client in self.readers] if self.others.total(total, ours=ours) else []
+
+    def _tell_reached(self, lane: Lane) -> None:
+        gate, produced = self._gates.of(lane.epoch, lane.group), lane.producer.stream.produced
+        if self.plan.settings.even_ends and gate.rounds != ENDLESS:
+            self.others.reach(lane.epoch, lane.number, produced, gate.most, self.plan.microbatch_size)
+        if not produced:
+            self.others.search(lane.epoch, lane.number, lane.producer.skipped)
 
     def _release(self, lane: Lane) -> list[Instruction]:
         """Bring the gate of the lane's epoch up to date; tell its readers if rounds were released."""
@@ -392,6 +436,8 @@ class Run:
         gate.produced[lane.number] = max(gate.produced.get(lane.number, 0), lane.producer.stream.produced)
         if lane.producer.ended:
             gate.ended.add(lane.number)
+        if not gate.final:
+            self._tell_reached(lane)
         before = gate.rounds, gate.final
         self._gates.open(gate, lane.epoch)
         if before == (gate.rounds, gate.final):

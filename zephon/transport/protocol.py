@@ -31,9 +31,10 @@ So groups come back one by one, at any time; nobody is asked for a lane that is 
 of an engine under a run; a statement that shows a batch delivered since the one before ends the row.
 
 Daemon and engine (SEQPACKET pair): StartRun, AddWorker (+ its connection), WorkerGone, AddReader (+ the client's
-connection, + its resume statement in memory), DropReader, ExpectReaders, EndRun, Report from the daemon; EngineReady
-(+ memory in which it notes what it works on), WorkerServes, RunStarted, RunRefused, ReaderGone, EngineReport from the
-engine.
+connection, + its resume statement in memory), DropReader, ExpectReaders, EndRun, TellLanes, GroupsElsewhere, Report
+from the daemon; EngineReady (+ memory in which it notes what it works on), WorkerServes, RunStarted, RunRefused,
+ReaderGone, EngineReport from the engine. Where several engines share a run, what one says of its lanes (LanesTold) goes
+through the daemon to the others.
 
 Engine and worker (SEQPACKET pair): WorkerShare, LoadStage (+ memory with the pickled stage), DoTask, SlotFree to the
 worker; WorkerReady (+ memory in which it notes where it is, and the means to its stack), NewSegment (+ memory),
@@ -412,6 +413,42 @@ class ReaderGone:
 @dataclass(frozen=True, slots=True)
 class EndRun:
     run: int
+
+
+@message("tell_lanes")
+@dataclass(frozen=True, slots=True)
+class TellLanes:
+    """Other engines have lanes of the run: tell of yours from now on, and first of all everything once more."""
+
+    run: int
+
+
+@message("lanes_told")
+@dataclass(frozen=True, slots=True)
+class LanesTold:
+    """What an engine tells the run's other engines of its lanes (`zephon_daemon.others`); the daemon passes it on.
+
+    `reached` has (epoch, lane, records) each, `barren` (epoch, lane, samples, 1 if it has ended, skipped) of lanes
+    without a record, `begun` the latest epoch that a reader has begun. `failed`: the run has ended with that error.
+    """
+
+    run: int
+    announced: list[Announced] = field(default_factory=list)
+    totals: list[LaneTotal] = field(default_factory=list)
+    released: list[Released] = field(default_factory=list)
+    reached: list[list[int]] = field(default_factory=list)
+    barren: list[list[int]] = field(default_factory=list)
+    begun: int = -1
+    failed: Failed | None = None
+
+
+@message("groups_elsewhere")
+@dataclass(frozen=True, slots=True)
+class GroupsElsewhere:
+    """The groups whose readers get their lanes from other engines of the run."""
+
+    run: int
+    groups: list[int]
 
 
 @message("engine_ready")

@@ -1,0 +1,137 @@
+"""What the engines of one run tell each other of their lanes, through the daemon.
+
+Each group's lanes are in one engine; where ends are even every engine must know how far all lanes have come, and every
+rank the windows of all of them for its states. So an engine tells the others, once there are any:
+
+- windows and totals, which its own ranks are told too;
+- the records that a lane has come to, whenever they reach a round more, or begin one: what gates depend on, no more;
+- the samples of lanes that have given no record at all (`zephon.barren`);
+- rounds that an engine before it had released, and the latest epoch that a reader has begun.
+
+All of it only grows and may be told again, in any order: so an engine that joins late, or again after its death, is
+told everything once more by all (`Run.tell_lanes`), and nobody in between keeps anything. An engine that has a run for
+itself tells nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from zephon.barren import barren
+from zephon.plan import Plan
+from zephon.transport.protocol import Announced, LanesTold, LaneTotal, Released
+from zephon.transport.statement import EPOCHS_STATED
+
+ANNOUNCEMENTS_KEPT = 64
+"""Windows of a lane that are told to readers who come later."""
+
+
+class Others:
+    """One engine's side. `telling` once the run has other engines, `groups` are those that read from them now."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.telling = False
+        self.groups: list[int] = []
+        self._plan = plan
+        self._totals: dict[tuple[int, int], LaneTotal] = {}
+        self._windows: dict[int, deque[Announced]] = {}
+        self._rounds: dict[tuple[int, int], tuple[int, int]] = {}
+        self._tried: dict[tuple[int, int], tuple[int, bool]] = {}
+        self._begun = self._told_begun = -1
+        self._announced: list[Announced] = []
+        self._new_totals: list[LaneTotal] = []
+        self._released: list[Released] = []
+        self._reached: dict[tuple[int, int], int] = {}
+        self._barren: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+    def take(self, run: int) -> LanesTold | None:
+        """What is to be told since it was last asked; None if there is nothing."""
+        if not (self._announced or self._new_totals or self._released or self._reached or self._barren) and (
+            self._begun <= self._told_begun
+        ):
+            return None
+        told = LanesTold(
+            run,
+            self._announced,
+            self._new_totals,
+            self._released,
+            [[epoch, lane, records] for (epoch, lane), records in self._reached.items()],
+            [[epoch, lane, *fact] for (epoch, lane), fact in self._barren.items()],
+            self._begun,
+        )
+        self._told_begun = self._begun
+        self._announced, self._new_totals, self._released, self._reached, self._barren = [], [], [], {}, {}
+        return told
+
+    # Of this engine's lanes
+
+    def announce(self, message: Announced) -> None:
+        """A window begins."""
+        if self.telling:
+            self._announced.append(message)
+
+    def total(self, total: LaneTotal, *, ours: bool) -> bool:
+        """A lane's total; whether it is new."""
+        if (total.epoch, total.lane) in self._totals:
+            return False
+        self._totals[total.epoch, total.lane] = total
+        if ours and self.telling:
+            self._new_totals.append(total)
+        for kept in (self._totals, self._rounds, self._tried):
+            for old in [key for key in kept if key[0] <= total.epoch - EPOCHS_STATED]:
+                del kept[old]
+        return True
+
+    def reach(self, epoch: int, lane: int, records: int, most: int, microbatch_size: int) -> None:
+        """A lane has come to that many records."""
+        if not self.telling:
+            return
+        beyond = records - most
+        rounds = beyond // microbatch_size, -(-beyond // microbatch_size)
+        if self._rounds.get((epoch, lane)) != rounds:
+            self._rounds[epoch, lane] = rounds
+            self._reached[epoch, lane] = records
+
+    def search(self, epoch: int, lane: int, skipped: int) -> None:
+        """A lane has no record yet."""
+        if self.telling:
+            fact = barren(self._plan, epoch).of(lane)
+            if fact[0] and self._tried.get((epoch, lane)) != fact:
+                self._tried[epoch, lane] = fact
+                self._barren[epoch, lane] = fact[0], int(fact[1]), skipped
+
+    def release(self, released: Released) -> None:
+        """Rounds that are known to be released without what lanes have come to."""
+        if self.telling:
+            self._released.append(released)
+
+    def begin(self, epoch: int) -> None:
+        """A reader has begun an epoch."""
+        self._begun = max(self._begun, epoch) if self.telling else self._begun
+
+    def tell_again(self) -> None:
+        """From now on there are others, who may know nothing yet."""
+        self.telling = True
+        self._told_begun = -1
+        self._rounds.clear()
+        self._tried.clear()
+        self._new_totals = list(self._totals.values())
+
+    # Of the others' lanes
+
+    def heard(self, told: LanesTold) -> None:
+        """Keep what readers who come later must be told, and note barren lanes. RunFailed if no record can come."""
+        for message in told.announced:
+            self._windows.setdefault(message.lane, deque(maxlen=ANNOUNCEMENTS_KEPT)).append(message)
+        for epoch, _, records in told.reached:
+            if records:
+                barren(self._plan, epoch).fruitful = True
+        for epoch, lane, samples, ended, skipped in told.barren:
+            barren(self._plan, epoch).note(lane, samples, bool(ended), skipped)
+
+    def history(self) -> Iterator[Announced | LaneTotal]:
+        """What readers who come now must be told: the others' windows, and all totals."""
+        for windows in self._windows.values():
+            yield from windows
+        yield from self._totals.values()
