@@ -86,6 +86,9 @@ class RoundRobin:
         self.stands = dict(sorted(records.items()))
         self.most, self.microbatch_size = most, microbatch_size
         self.rounds = 0
+        self._goal = most + microbatch_size
+        self._behind = sum(stand != self._goal for stand in self.stands.values())
+        """Lanes that do not stand at the goal, the end of the round that is under way."""
 
     def turn(self) -> int:
         """The lane whose batch is next."""
@@ -108,13 +111,19 @@ class RoundRobin:
 
     def deliver(self, lane: int, count: int) -> bool:
         """Note that the lane's next batch, of `count` records, was handed over. True if that ends a round."""
-        self.stands[lane] = self.until(lane)
+        stood, self.stands[lane] = self.stands[lane], self.until(lane)
         self.records[lane] += count
-        goal = self.most + (self.rounds + 1) * self.microbatch_size
-        if any(stand != goal for stand in self.stands.values()):
+        self._behind += (stood == self._goal) - (self.stands[lane] == self._goal)
+        if self._behind:
             return False
         self.rounds += 1
+        self._goal += self.microbatch_size
+        self._behind = len(self.stands)
         return True
+
+    def ends_round(self, lane: int) -> bool:
+        """Whether the lane's next batch is the last of its round."""
+        return self._behind == 1 and self.stands[lane] != self._goal == self.until(lane)
 
     @property
     def at_round_end(self) -> bool:

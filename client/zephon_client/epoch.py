@@ -14,7 +14,7 @@ from typing import Any
 
 from zephon.errors import ProtocolError
 from zephon.frontiers import Announcement, Frontier, frontier_at
-from zephon.lanes import RoundRobin, epoch_end_report
+from zephon.lanes import RoundRobin, batch_round, epoch_end_report
 from zephon.transport.protocol import Announced, BatchReady, LaneTotal, Released
 
 _FORGET_EVERY = 64
@@ -83,10 +83,14 @@ class Epoch:
     def next_ready(self, lane: int) -> Ready | None:
         """The batch of the lane whose turn it is, if it is here and its round is released."""
         queue = self._ready[lane]
-        if not queue or self.turns.round_of(lane) > self.rounds:
+        if not queue:
             return None
         at = queue[0].at
-        first, size = self.turns.records[lane], self.turns.until(lane) - self.turns.stands[lane]
+        turns = self.turns
+        until = turns.until(lane)
+        if batch_round(until, turns.most, turns.microbatch_size) > self.rounds:
+            return None
+        first, size = turns.records[lane], until - turns.stands[lane]
         fits = at.records <= size if not self._drop_last else at.records == size
         if at.first_record != first or not fits:
             raise ProtocolError(
@@ -97,9 +101,7 @@ class Epoch:
 
     def ends_round(self, lane: int) -> bool:
         """Whether the next batch, of that lane, is the last of its round."""
-        turns = self.turns
-        goal = turns.most + (turns.rounds + 1) * turns.microbatch_size
-        return turns.until(lane) == goal and all(s == goal for other, s in turns.stands.items() if other != lane)
+        return self.turns.ends_round(lane)
 
     def deliver(self, ready: Ready) -> None:
         """Notes that the batch was handed over."""

@@ -108,6 +108,7 @@ def test_from_the_start_turns_are_strict_and_each_round_ends_with_the_last_lane(
         lane = turns.turn()
         assert lane == number % lanes
         assert turns.round_of(lane) == number // lanes + 1
+        assert turns.ends_round(lane) == (lane == lanes - 1)
         assert turns.deliver(lane, size) == (lane == lanes - 1)
         assert turns.at_round_end == (lane == lanes - 1)
     assert turns.rounds == batches // lanes
@@ -131,7 +132,9 @@ def test_after_a_stop_inside_a_round_lanes_catch_up_first_and_then_every_round_i
             until = turns.until(lane)
             assert begins < until <= begins + size
             assert begins >= most or until <= most
-            if turns.deliver(lane, until - begins):
+            ends = turns.ends_round(lane)
+            assert turns.deliver(lane, until - begins) == ends
+            if ends:
                 break
         assert set(turns.stands.values()) == {most + rounds * size}
         assert turns.rounds == rounds

@@ -23,7 +23,7 @@ import numbers
 import operator
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeVar, overload
 
 import msgpack
@@ -38,6 +38,7 @@ MAX_MESSAGE = 16 << 20
 
 _MAX_DEPTH = 64
 _INT_LOW, _INT_HIGH = -(1 << 63), (1 << 63) - 1
+_INT_ALONE = {int}
 
 M = TypeVar("M")
 Check = Callable[[Any], Any]
@@ -61,8 +62,14 @@ class _Spec:
     name: str
     cls: type
     fields: tuple[tuple[str, Check, Check], ...]
+    names: tuple[str, ...] = ()
+    """Of the fields, where every one is an int: such messages are many, and are checked in one go."""
 
     def pack(self, value: Any) -> dict[str, Any]:
+        if self.names:
+            numbers = [getattr(value, name) for name in self.names]
+            if _are_ints(numbers):
+                return dict(zip(self.names, numbers))
         try:
             return {name: pack(getattr(value, name)) for name, pack, _ in self.fields}
         except _Refused:
@@ -79,6 +86,8 @@ class _Spec:
     def unpack(self, values: Any) -> Any:
         if type(values) is not dict:
             raise _Refused(f"expected fields, got {_kind(values)}")
+        if self.names and tuple(values) == self.names and _are_ints(values.values()):
+            return self.cls(*values.values())
         found: dict[str, Any] = {}
         name = ""
         try:
@@ -180,7 +189,9 @@ def _compile(cls: type, name: str) -> _Spec:
             raise TypeError(f"{cls.__qualname__}.{each.name}: a field that __init__ does not take cannot travel")
         codec = _codec(hints[each.name], f"{cls.__qualname__}.{each.name}")
         fields.append((each.name, codec.pack, codec.unpack))
-    return _Spec(name, cls, tuple(fields))
+    plain = not any(each.kw_only for each in dataclasses.fields(cls)) and not hasattr(cls, "__post_init__")
+    names = tuple(each[0] for each in fields) if plain and all(each[1] is _int for each in fields) else ()
+    return _Spec(name, cls, tuple(fields), names)
 
 
 def _codec(hint: Any, where: str) -> _Codec:
@@ -218,6 +229,11 @@ def _is_number(value: Any) -> bool:
 
 def _kind(value: Any) -> str:
     return "nothing" if value is None else type(value).__name__
+
+
+def _are_ints(values: Collection[Any]) -> bool:
+    """Whether all are ints proper, of 64 bits. If not, they are to be looked at one by one."""
+    return set(map(type, values)) == _INT_ALONE and min(values) >= _INT_LOW and max(values) <= _INT_HIGH
 
 
 def _int(value: Any) -> int:
@@ -302,6 +318,8 @@ def _sequence(inner: _Codec, kind: type[Any]) -> _Codec:
         def run(value: Any) -> Any:
             if not isinstance(value, came_as):
                 raise _Refused(f"expected {came_as.__name__}, got {_kind(value)}")
+            if check is _int and _are_ints(value):
+                return goes_as(value)
             return goes_as([check(each) for each in value])
 
         return run

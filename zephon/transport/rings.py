@@ -32,7 +32,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +79,7 @@ class Slot:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class SlotKey:
+class SlotKey(NamedTuple):
     """What a reader gives back: slot `index` of `generation` of a lane's ring."""
 
     lane: int

@@ -54,6 +54,15 @@ class Small:
             raise ValueError("lane 666 is taken")
 
 
+@message("test_place")
+@dataclass(frozen=True)
+class Place:
+    """Of ints alone, as the messages are of which there are many."""
+
+    lane: int
+    record: int
+
+
 ints = st.integers(-(2**63), 2**63 - 1)
 floats = st.floats(allow_nan=False)
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -168,6 +177,28 @@ def test_missing_and_surplus_fields_are_named_even_those_with_a_default() -> Non
         decode(wire(later=...))
     with pytest.raises(ProtocolError, match="field 'colour' is unknown"):
         decode(wire(colour=1))
+
+
+@given(ints, ints)
+def test_a_message_of_ints_alone_comes_out_as_it_went_in(lane: int, record: int) -> None:
+    assert decode(encode(Place(lane, record)), expect=Place) == Place(lane, record)
+    swapped = msgpack.packb((PROTOCOL, "test_place", {"record": record, "lane": lane}))
+    assert decode(swapped, expect=Place) == Place(lane, record)
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0, "1", None, 2**63, -(2**63) - 1])
+def test_a_message_of_ints_alone_takes_nothing_else(wrong: Any) -> None:
+    with pytest.raises(ProtocolError, match="field 'record'"):
+        encode(Place(0, wrong))
+    if wrong != -(2**63) - 1:  # msgpack has no such number
+        with pytest.raises(ProtocolError, match="field 'record'"):
+            decode(msgpack.packb((PROTOCOL, "test_place", {"lane": 0, "record": wrong})))
+
+
+@pytest.mark.parametrize("fields", [{"lane": 0}, {"lane": 0, "record": 1, "more": 2}, {}])
+def test_a_message_of_ints_alone_has_all_its_fields_and_no_others(fields: dict[str, int]) -> None:
+    with pytest.raises(ProtocolError, match="record|more|lane"):
+        decode(msgpack.packb((PROTOCOL, "test_place", fields)))
 
 
 def test_another_protocol_version_is_refused_with_both_versions() -> None:
