@@ -84,7 +84,7 @@ class SlotKey(NamedTuple):
 
     lane: int
     generation: int
-    index: int
+    index: int  # type: ignore[assignment]  # in place of a method of tuples that no key needs
 
 
 @dataclass(frozen=True)
