@@ -30,13 +30,14 @@ from zephon.transport.channels import Channel, Listener, close_all, listen
 from zephon.transport.endpoints import announce, data_path, withdraw
 from zephon.transport.large import decode_large
 from zephon.transport.messages import MAX_MESSAGE, decode, encode
+from zephon_daemon.asked import LONGEST_TEXT
 from zephon_daemon.black_box import BlackBox
 from zephon_daemon.engine_watch import EngineWatch
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch
 from zephon_daemon.orders import Answer, Forget, HandOver, HangUp, Instruction, Start, ToEngine
 from zephon_daemon.progress import Rates, memory_of
-from zephon_daemon.sessions import LONGEST_TEXT, Sessions
+from zephon_daemon.sessions import Sessions
 from zephon_daemon.stacks import Stack, state_of
 from zephon_daemon.supervision import CannotGoOn, Supervision, Targets
 from zephon_daemon.surroundings import check_free, memory_of_text, notify, supervisor, who_serves

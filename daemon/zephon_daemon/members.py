@@ -35,6 +35,8 @@ class Client:
     hello: Hello
     since: float
     pid: int
+    engine: int = 0
+    """The engine that has its group's lanes."""
     joined: bool = False
     handed_over: bool = False
     run: int | None = None
@@ -55,9 +57,10 @@ class Client:
 
 @dataclass
 class Run:
-    """A pipeline's run. `plan` is None until the engine has resolved it; `started`, whether the engine was told of it.
+    """A pipeline's run. `started` are the engines that were told of it, `has` those of them that have resolved it.
 
-    `origin` is the state that it begins from (JSON, empty for none), `resumed` whether it was running before.
+    `plan` is None while none has. `origin` is the state that it begins from (JSON, empty for none), `resumed` whether
+    it was running before.
     """
 
     number: int
@@ -66,15 +69,18 @@ class Run:
     first: Client
     origin: str
     resumed: bool = False
-    started: bool = False
+    started: set[int] = field(default_factory=set)
+    has: set[int] = field(default_factory=set)
     plan: Attached | None = None
     strategy: str = ""
     places: dict[int, int] = field(default_factory=dict)
     """How many readers of each group have ever attached."""
     gone: dict[int, int] = field(default_factory=dict)
     """How many of them have left."""
-    deaths: list[str] = field(default_factory=list)
-    """How engines died under it since a batch was delivered."""
+    deaths: dict[int, list[str]] = field(default_factory=dict)
+    """How each engine died under it since a batch was delivered from it."""
+    elsewhere: dict[int, list[int]] = field(default_factory=dict)
+    """The groups that each engine was told of, whose readers have other engines."""
     failed: str = ""
     """Why it cannot go on."""
 

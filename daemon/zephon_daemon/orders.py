@@ -1,4 +1,4 @@
-"""What `sessions.Sessions` has the daemon do: answer, start a run, pass a connection on, tell the engine, let go."""
+"""What `sessions.Sessions` has the daemon do: answer, start a run, pass a connection on, tell an engine, let go."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from zephon.transport.protocol import (
     EndRun,
     ExpectReaders,
     Farewell,
+    GroupsElsewhere,
+    LanesTold,
     Patience,
     Refused,
     StartRun,
+    TellLanes,
     Welcome,
 )
 
@@ -27,21 +30,24 @@ class Answer(NamedTuple):
 
 
 class Start(NamedTuple):
-    """Have the engine start a run from a checkpoint (JSON, empty for a new run)."""
+    """Have an engine start a run from a checkpoint (JSON, empty for a new run)."""
 
     message: StartRun
     checkpoint: str
+    engine: int = 0
 
 
 class HandOver(NamedTuple):
-    """Pass a client's data connection to the engine, with its resume statement, if it has one."""
+    """Pass a client's data connection to its engine, with its resume statement, if it has one."""
 
     message: AddReader
     statement: str = ""
+    engine: int = 0
 
 
 class ToEngine(NamedTuple):
-    message: DropReader | EndRun | ExpectReaders
+    message: DropReader | EndRun | ExpectReaders | GroupsElsewhere | LanesTold | TellLanes
+    engine: int = 0
 
 
 class HangUp(NamedTuple):

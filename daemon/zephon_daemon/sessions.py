@@ -9,9 +9,12 @@ carries them out. An `ask` is whatever the caller needs to find its way back to 
   Who brings another shape is refused, both named.
 - A run ends with its last client. A rank whose place in a run is used up, since it closed and connected again, waits
   for that, and gets the next run: no rank ever continues in the middle of another's reading.
-- When the engine dies its runs go on in the next one. Their clients are *lost* until they come back, each with a resume
-  statement; they keep their places, and so does a rank that never had attached. The first attach starts the run anew,
-  from the origin it had. After `ENGINE_DEATHS` deaths under a run with no batch delivered between it has failed.
+- A run is in each engine that has a group of it (`dealing`). The first one resolves its plan; the next ones start from
+  the same origin, and must come to the same plan. From then on each tells the others of its lanes.
+- When an engine dies its runs go on in the next one. Their clients are *lost* until they come back, each with a resume
+  statement; they keep their places, and so does a rank that never had attached. The first attach starts the run anew
+  there, from the origin it had; clients of other engines notice nothing. After `ENGINE_DEATHS` deaths of an engine
+  under a run with no batch delivered between it has failed, for all.
 - A client that comes back names its number and token of before. Known here, it takes the place of the old one, whose
   connections are dead; unknown, since this daemon is a new one, it is a client like any other. A new job's clients name
   none, and wait as ever for those that are here, lost or not, to end.
@@ -24,21 +27,19 @@ import difflib
 import hmac
 import json
 import secrets
-from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 from zephon.errors import (
     DaemonUnavailable,
     ProtocolError,
     RecipeError,
     RunFailed,
-    SettingError,
     TopologyError,
     ZephonError,
 )
-from zephon.frontiers import MOST_LANES
 from zephon.lanes import check_step, check_topology, owned_lanes
 from zephon.transport.protocol import (
     AddReader,
@@ -49,15 +50,30 @@ from zephon.transport.protocol import (
     ExpectReaders,
     Farewell,
     Goodbye,
+    GroupsElsewhere,
     Hello,
     Join,
+    LanesTold,
     Patience,
     Refused,
     RunStarted,
     StartRun,
+    TellLanes,
     Welcome,
 )
 from zephon.transport.statement import decode_statement
+from zephon_daemon.asked import (
+    LOADS,
+    TAKES_SHAPE,
+    Wait,
+    Waiting,
+    check_hello,
+    group_of,
+    is_of,
+    reasons_of,
+    refused,
+)
+from zephon_daemon.dealing import Dealing
 from zephon_daemon.members import Client, Run, Shape, check_origin, check_shape, digest_of, listed, origin_of
 from zephon_daemon.orders import Answer, Forget, HandOver, HangUp, Instruction, Start, ToEngine
 
@@ -82,42 +98,8 @@ JOIN_SECONDS = 30.0
 MOST_CLIENTS = 1024
 """Clients at once."""
 
-LONGEST_NAME = 1000
-"""Characters of a pipeline's or a job's name."""
-
-LONGEST_TEXT = 8000
-"""Characters of an error's text."""
-
 MOST_WAITING = 1024
 """Requests that wait at once."""
-
-MOST_REASONS = 20
-"""Reasons to wait that a report names."""
-
-
-class _Wait(NamedTuple):
-    """A request cannot be answered yet. After `seconds` it is refused with `error` (None: it waits on).
-
-    `joins`: it is to attach to the current run of its pipeline.
-    """
-
-    reason: str
-    seconds: float = 0.0
-    error: ZephonError | None = None
-    joins: bool = False
-
-
-@dataclass
-class _Waiting:
-    ask: Hashable
-    request: Hello | Attach
-    since: float
-    reason: str
-    told: float
-    seconds: float
-    error: ZephonError | None
-    joins: bool
-
 
 class Sessions:
     """The state machine. `now` is a clock in seconds that never goes back."""
@@ -128,10 +110,12 @@ class Sessions:
         make_token: Callable[[], bytes] = lambda: secrets.token_bytes(16),
         *,
         supervisor: str = "",
+        engines: int = 1,
     ) -> None:
         self._recipe, self._make_token, self._supervisor = recipe, make_token, supervisor
-        self._pipelines: list[str] | None = None
-        self._waiting: list[_Waiting] = []
+        self._dealing = Dealing(engines)
+        self._pipelines: list[str] = []
+        self._waiting: list[Waiting] = []
         self._numbers = self._run_numbers = 0
         self._current: dict[str, Run] = {}
         self.clients: dict[int, Client] = {}
@@ -181,65 +165,80 @@ class Sessions:
             return []
         self._remove(client)
         out: list[Instruction] = [Forget(number)]
-        run = next((r for r in self._current.values() if r.number == client.run), None)
+        run = self._run(client.run) if client.run is not None else None
         group = client.hello.dp_group_id
         if run is not None:
             run.gone[group] = run.gone.get(group, 0) + 1
         if client.handed_over and not told_by_engine:
-            out.append(ToEngine(DropReader(number)))
-        elif not client.handed_over and run is not None and run.plan is not None and run.shape.group_readers > 1:
-            out.append(ToEngine(ExpectReaders(run.number, group, run.expected(group))))
+            out.append(ToEngine(DropReader(number), client.engine))
+        elif not client.handed_over and run is not None and client.engine in run.has and run.shape.group_readers > 1:
+            out.append(ToEngine(ExpectReaders(run.number, group, run.expected(group)), client.engine))
         return out
 
     def unreachable(self, ask: Hashable) -> None:
         """Who asked is gone."""
         self._waiting = [w for w in self._waiting if w.ask != ask]
 
-    def engine_ready(self, pipelines: Iterable[str], now: float) -> list[Instruction]:
-        """The engine has loaded the recipe."""
+    def engine_ready(self, pipelines: Iterable[str], now: float, engine: int = 0) -> list[Instruction]:
+        """An engine has loaded the recipe."""
         self._pipelines = list(pipelines)
+        self._dealing.ready.add(engine)
         return self._retry(now)
 
-    def engine_died(self, how: str, now: float) -> list[Instruction]:
+    def engine_died(self, how: str, now: float, engine: int = 0) -> list[Instruction]:
         """Its runs wait for the next one, and for their clients to come back."""
         out: list[Instruction] = []
-        self._pipelines = None
+        self._dealing.ready.discard(engine)
         for run in self._current.values():
-            before = run.number
-            self._run_numbers += 1
-            run.number = self._run_numbers
-            if run.started:
-                run.deaths.append(how)
+            if engine not in run.started:
+                continue
+            run.deaths.setdefault(engine, []).append(how)
             if run.plan is not None:
                 run.origin, run.resumed = json.dumps(origin_of(run.plan).to_json()), True
-            run.plan, run.started = None, False
-            for client in self.clients.values():
-                if client.run == before:
-                    client.run, client.back = run.number, False
-                    if client.attached:
-                        out += [HangUp(client.number)] if client.joined and not client.handed_over else []
-                        client.attached, client.lost, client.handed_over = False, True, False
+            run.started.discard(engine)
+            run.has.discard(engine)
+            run.elsewhere.pop(engine, None)
+            if not run.has:
+                run.plan = None
+            out += self._lose(client for client in self._readers(run) if client.engine == engine)
         return [*out, *self._end_idle_runs(), *self._retry(now)]
 
-    def run_started(self, started: RunStarted, now: float) -> list[Instruction]:
-        """The engine has resolved a run's plan."""
-        run = next((r for r in self._current.values() if r.number == started.run), None)
-        if run is None:
+    def run_started(self, started: RunStarted, now: float, engine: int = 0) -> list[Instruction]:
+        """An engine has resolved a run's plan."""
+        run = self._run(started.run)
+        if run is None or engine not in run.started:
             return []
-        run.plan, run.strategy = started.plan, started.strategy
+        if run.plan is not None and json.loads(run.plan.identity) != json.loads(started.plan.identity):
+            text = (
+                f"engine {engine} comes to another plan for pipeline {run.pipeline!r} than the engine before it. Was "
+                "the recipe changed, or its data, under the run? Does it depend on the clock, or on random numbers?"
+            )
+            refused = self.run_refused(run.number, RecipeError.__name__, text, engine)
+            return [ToEngine(EndRun(run.number), engine), *refused]
+        if run.plan is None:
+            run.plan, run.strategy = started.plan, started.strategy
+        run.has.add(engine)
         return [*self._retry(now), *self._end_idle_runs()]
 
-    def run_refused(self, number: int, kind: str, text: str) -> list[Instruction]:
-        """The engine cannot start a run."""
-        run = next((r for r in self._current.values() if r.number == number), None)
+    def run_refused(self, number: int, kind: str, text: str, engine: int = 0) -> list[Instruction]:
+        """An engine cannot start a run. Where another one has it, it goes on there."""
+        run = self._run(number)
         if run is None:
             return []
-        del self._current[run.pipeline]
+        run.started.discard(engine)
+        if not run.has:
+            del self._current[run.pipeline]
+        refused = [w for w in self._waiting if self._waits_for(w, run, engine if run.has else None)]
         for client in self._readers(run):
-            client.run, client.attached = None, False
-        asks = [w.ask for w in self._waiting if self._waits_for(w, run)]
-        self._waiting = [w for w in self._waiting if not self._waits_for(w, run)]
-        return [Answer(ask, Refused(kind, text)) for ask in asks]
+            if client.engine == engine or not run.has:
+                client.run, client.attached = None, False
+        self._waiting = [w for w in self._waiting if w not in refused]
+        return [Answer(waiting.ask, Refused(kind, text)) for waiting in refused]
+
+    def lanes_told(self, told: LanesTold, engine: int) -> list[Instruction]:
+        """An engine tells of its lanes: the run's other engines must know."""
+        run = self._run(told.run)
+        return [] if run is None else [ToEngine(told, other) for other in sorted(run.started - {engine})]
 
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed: those who wait are told so or refused, and clients that never joined are given up."""
@@ -247,7 +246,7 @@ class Sessions:
         for waiting in list(self._waiting):
             if waiting.error is not None and now - waiting.since >= waiting.seconds:
                 self._waiting.remove(waiting)
-                out.append(Answer(waiting.ask, _refused(waiting.error)))
+                out.append(Answer(waiting.ask, refused(waiting.error)))
             elif now - waiting.told >= PATIENCE_SECONDS:
                 waiting.told = now
                 out.append(Answer(waiting.ask, Patience(waiting.reason)))
@@ -271,17 +270,12 @@ class Sessions:
                 "dp_degree": client.hello.dp_degree,
                 "pipeline": client.hello.pipeline,
                 "attached": client.attached,
+                "engine": client.engine,
             }
             for client in self.clients.values()
         ]
         job = next((client.hello.job for client in self.clients.values()), None)
-        return {"session": self.session, "job": job, "clients": clients, "waiting": self._reasons()}
-
-    def _reasons(self) -> list[str]:
-        """What is waited for, the first few reasons."""
-        counts = Counter(waiting.reason for waiting in self._waiting)
-        named = [f"{reason} ({count} requests)" if count > 1 else reason for reason, count in counts.items()]
-        return [*named[:MOST_REASONS], *([f"and {len(named) - MOST_REASONS} more"] if named[MOST_REASONS:] else [])]
+        return {"session": self.session, "job": job, "clients": clients, "waiting": reasons_of(self._waiting)}
 
     def check_invariants(self) -> None:
         """What must hold after every event."""
@@ -300,9 +294,9 @@ class Sessions:
         out, wait = self._decide(ask, request, now)
         if wait is not None and len(self._waiting) >= MOST_WAITING:
             error = DaemonUnavailable(f"{MOST_WAITING} requests wait already, for {wait.reason}")
-            out.append(Answer(ask, _refused(error)))
+            out.append(Answer(ask, refused(error)))
         elif wait is not None:
-            self._waiting.append(_Waiting(ask, request, now, wait.reason, now, wait.seconds, wait.error, wait.joins))
+            self._waiting.append(Waiting(ask, request, now, wait.reason, now, wait.seconds, wait.error, wait.joins))
         if isinstance(request, Attach) and request.statement:  # which may have decided for others, too
             out += self._retry(now)
         return [*out, *self._end_idle_runs()]
@@ -326,24 +320,24 @@ class Sessions:
     def _failed(self) -> int:
         return sum(bool(run.failed) for run in self._current.values())
 
-    def _decide(self, ask: Hashable, request: Hello | Attach, now: float) -> tuple[list[Instruction], _Wait | None]:
+    def _decide(self, ask: Hashable, request: Hello | Attach, now: float) -> tuple[list[Instruction], Wait | None]:
         try:
             if isinstance(request, Hello):
                 return self._welcome(ask, request, now)
             result = self._attached(request)
         except ZephonError as error:
-            return [Answer(ask, _refused(error))], None
-        if isinstance(result, _Wait):
+            return [Answer(ask, refused(error))], None
+        if isinstance(result, Wait):
             return [], result
-        if isinstance(result, Start):
-            return [result], _TAKES_SHAPE
+        if isinstance(result, list):
+            return result, TAKES_SHAPE
         client, plan = result
         return [Answer(ask, plan), *self._hand_over(client)], None
 
-    def _welcome(self, ask: Hashable, hello: Hello, now: float) -> tuple[list[Instruction], _Wait | None]:
-        if self._pipelines is None:
-            return [], _Wait("the engine loads the recipe")
-        _check_hello(hello)
+    def _welcome(self, ask: Hashable, hello: Hello, now: float) -> tuple[list[Instruction], Wait | None]:
+        if not self._dealing.ready:
+            return [], LOADS
+        check_hello(hello)
         if hello.pipeline not in self._pipelines:
             near = difflib.get_close_matches(hello.pipeline, self._pipelines, 1)
             raise RecipeError(
@@ -353,7 +347,7 @@ class Sessions:
         other = next(iter(self.clients.values()), None)  # one job at a time
         if other is not None and other.hello.job != hello.job:
             names = listed(list(self.clients.values()))
-            return [], _Wait(
+            return [], Wait(
                 f"the clients of another job to end: {names}",
                 min(OTHER_JOB_SECONDS, hello.timeout),
                 TopologyError(
@@ -362,7 +356,7 @@ class Sessions:
                 ),
             )
         before = self._before(hello)
-        peers = [peer for peer in self._groups.get(_group(hello), {}).values() if peer is not before]
+        peers = [peer for peer in self._groups.get(group_of(hello), {}).values() if peer is not before]
         if len(peers) >= hello.group_readers:
             names = listed(peers)
             error = TopologyError(
@@ -375,13 +369,16 @@ class Sessions:
                 raise error
             # One of the same process whose data connection never comes, since its connect was interrupted, is given up.
             seconds = min(2 * JOIN_SECONDS if own else OTHER_JOB_SECONDS, hello.timeout)
-            return [], _Wait(f"another reader of group {hello.dp_group_id} to end: {names}", seconds, error)
+            return [], Wait(f"another reader of group {hello.dp_group_id} to end: {names}", seconds, error)
         if len(self.clients) >= MOST_CLIENTS:
             raise TopologyError(f"the daemon has {MOST_CLIENTS} clients already; close those that are not needed")
+        engine = self._dealing.engine_of(group_of(hello), self._groups.keys())
+        if engine not in self._dealing.ready:
+            return [], LOADS
         if not self.clients:
             self.session += 1
         self._numbers += 1
-        client = Client(self._numbers, self._make_token(), hello, now, hello.pid)
+        client = Client(self._numbers, self._make_token(), hello, now, hello.pid, engine)
         out: list[Instruction] = []
         if before is not None:
             client.run, client.delivered = before.run, before.delivered
@@ -395,21 +392,21 @@ class Sessions:
         if known is not None and hmac.compare_digest(known.token, hello.token) and known.hello.job == hello.job:
             return known
         same = self._nonces.get(hello.nonce)
-        return same if same is not None and _group(same.hello) == _group(hello) else None
+        return same if same is not None and group_of(same.hello) == group_of(hello) else None
 
     def _replace(self, old: Client) -> list[Instruction]:
         """The client has come back as another: its place is not given up."""
         self._remove(old)
-        return [Forget(old.number), *([ToEngine(DropReader(old.number))] if old.handed_over else [])]
+        return [Forget(old.number), *([ToEngine(DropReader(old.number), old.engine)] if old.handed_over else [])]
 
-    def _attached(self, attach: Attach) -> tuple[Client, Attached] | Start | _Wait:
+    def _attached(self, attach: Attach) -> tuple[Client, Attached] | list[Instruction] | Wait:
         client = self._known(attach.client, attach.token)
         hello = client.hello
         run = self._current.get(hello.pipeline)
         if client.lost:
             raise DaemonUnavailable("the engine died since, and this client's data connection with it: come back anew")
         statement = decode_statement(attach.statement) if attach.statement else None
-        if run is not None and client.run == run.number and run.plan is not None and client.attached:
+        if run is not None and client.run == run.number and client.engine in run.has and client.attached:
             return client, self._plan_for(client, run)
         shape = Shape(
             hello.dp_degree, hello.group_readers, digest_of(attach.checkpoint), tuple(sorted(attach.allow_changed))
@@ -424,7 +421,7 @@ class Sessions:
         used_up = run.places.get(hello.dp_group_id, 0) >= run.shape.group_readers
         if used_up and statement is None and client.run != run.number:
             names = listed(self._readers(run))
-            return _Wait(
+            return Wait(
                 f"the run before to end: {names}",
                 SAME_JOB_SECONDS,
                 TopologyError(
@@ -433,22 +430,22 @@ class Sessions:
                 ),
             )
         check_shape(client, shape, run)
+        deaths = run.deaths.get(client.engine, [])
         if statement is not None:
             check_origin(client, statement, run)
             if statement.delivered > client.delivered:
-                del run.deaths[:-1]
+                del deaths[:-1]
             client.delivered, client.back = max(client.delivered, statement.delivered), True
             missing = hello.group_readers - statement.readers
             run.gone[hello.dp_group_id] = max(run.gone.get(hello.dp_group_id, 0), missing)
-        if len(run.deaths) >= ENGINE_DEATHS:
-            return self._despair(run, client)
-        if run.plan is None:
-            if run.started:
-                return _TAKES_SHAPE
-            if self._pipelines is None:
-                return _Wait("the engine loads the recipe", joins=True)
-            run.started = True
-            return self._start(run, attach)
+        if len(deaths) >= ENGINE_DEATHS:
+            return self._despair(run, client, deaths)
+        if client.engine not in run.has:
+            if client.engine in run.started or (run.plan is None and run.started):
+                return TAKES_SHAPE
+            if client.engine not in self._dealing.ready:
+                return LOADS._replace(joins=True)
+            return self._start(run, client.engine)
         plan = self._plan_for(client, run)
         if client.run != run.number:
             places = run.places.get(hello.dp_group_id, 0) + 1
@@ -456,24 +453,38 @@ class Sessions:
         client.run, client.attached, client.statement = run.number, True, attach.statement
         return client, plan
 
-    def _start(self, run: Run, attach: Attach) -> Start:
-        """Have the engine start a run; lanes of the groups that are here at once, unless they may stand anywhere."""
-        groups = {c.hello.dp_group_id for c in self.clients.values() if c.hello.pipeline == run.pipeline}
-        allowed = [] if run.resumed else list(attach.allow_changed)  # the origin's identity has the changes
-        begun = [] if run.resumed else sorted(groups)
-        careful = bool(run.deaths)
+    def _start(self, run: Run, engine: int) -> list[Instruction]:
+        """Have an engine start a run; lanes of the groups that are here at once, unless they may stand anywhere."""
+        run.started.add(engine)
+        mine = [c for c in self.clients.values() if c.hello.pipeline == run.pipeline and c.engine == engine]
+        allowed = [] if run.resumed else list(run.shape.allow_changed)  # the origin's identity has the changes
+        begun = [] if run.resumed else sorted({client.hello.dp_group_id for client in mine})
+        careful = bool(run.deaths.get(engine))
         message = StartRun(run.number, run.pipeline, run.shape.dp_degree, allowed, begun, careful)
-        return Start(message, run.origin)
+        # What a first engine drew or measured is not to be drawn and measured again.
+        origin = run.origin or (json.dumps(origin_of(run.plan).to_json()) if run.plan is not None else "")
+        all_of_them = sorted(run.started) if len(run.started) > 1 else []
+        return [Start(message, origin, engine), *(ToEngine(TellLanes(run.number), each) for each in all_of_them)]
 
-    def _despair(self, run: Run, client: Client) -> _Wait:
-        """The engine has died too often. Only a rank that has not come back yet may know of a batch delivered."""
+    def _lose(self, clients: Iterable[Client]) -> list[Instruction]:
+        """Clients whose engine has died, or whose run has failed elsewhere, are to come back."""
+        out: list[Instruction] = []
+        for client in clients:
+            client.back = False
+            if client.attached:
+                out += [HangUp(client.number)] if client.joined and not client.handed_over else []
+                client.attached, client.lost, client.handed_over = False, True, False
+        return out
+
+    def _despair(self, run: Run, client: Client, deaths: list[str]) -> Wait:
+        """Its engine has died too often. Only a rank that has not come back yet may know of a batch delivered."""
         text = (
-            f"the engine died {len(run.deaths)} times under pipeline {run.pipeline!r}, and no batch was delivered "
-            f"between: {'; '.join(run.deaths)}. Look for a record that makes an operator crash or take too much memory."
+            f"the engine died {len(deaths)} times under pipeline {run.pipeline!r}, and no batch was delivered "
+            f"between: {'; '.join(deaths)}. Look for a record that makes an operator crash or take too much memory."
         )
-        if not all(other.back or other is client for other in self._readers(run)):
+        if not all(o.back or o is client for o in self._readers(run) if o.engine == client.engine):
             reason = "the other ranks to say whether they got a batch"
-            return _Wait(reason, COME_BACK_SECONDS, RunFailed(text), joins=True)
+            return Wait(reason, COME_BACK_SECONDS, RunFailed(text), joins=True)
         run.failed = text
         raise RunFailed(text)
 
@@ -495,15 +506,35 @@ class Sessions:
         hello = client.hello
         run = next(run for run in self._current.values() if run.number == client.run)
         expected = run.expected(hello.dp_group_id)
-        return [HandOver(AddReader(run.number, client.number, hello.dp_group_id, expected), client.statement)]
+        message = AddReader(run.number, client.number, hello.dp_group_id, expected)
+        return [HandOver(message, client.statement, client.engine)]
 
     def _end_idle_runs(self) -> list[Instruction]:
-        """Runs of which nobody is left. One that the engine still works on ends when its answer has come."""
-        resolving = [run for run in self._current.values() if run.started and run.plan is None]
-        idle = [run for run in self._current.values() if run not in resolving and not self._wanted(run)]
-        for run in idle:
-            del self._current[run.pipeline]
-        return [ToEngine(EndRun(run.number)) for run in idle]
+        """Runs of which nobody is left. One that an engine still works on ends when its answer has come.
+
+        What else a run's engines are to be told comes with it.
+        """
+        out: list[Instruction] = []
+        for run in list(self._current.values()):
+            if run.started <= run.has and not self._wanted(run):
+                del self._current[run.pipeline]
+                out += [ToEngine(EndRun(run.number), engine) for engine in sorted(run.started)]
+            elif run.failed:
+                gone = [client for client in self._readers(run) if client.handed_over]
+                out += [ToEngine(DropReader(client.number), client.engine) for client in gone]
+                out += self._lose(gone)
+            elif len(run.started) > 1:
+                out += self._tell_groups(run)
+        return out
+
+    def _tell_groups(self, run: Run) -> Iterator[ToEngine]:
+        """Tell each engine which groups read from the others, where that has changed."""
+        reading = {(c.hello.dp_group_id, c.engine) for c in self._readers(run) if c.handed_over}
+        for engine in sorted(run.started):
+            groups = sorted(group for group, other in reading if other != engine)
+            if groups != run.elsewhere.get(engine, []):
+                run.elsewhere[engine] = groups
+                yield ToEngine(GroupsElsewhere(run.number, groups), engine)
 
     def _known(self, number: int, token: bytes) -> Client:
         client = self.clients.get(number)
@@ -516,19 +547,22 @@ class Sessions:
 
     def _add(self, client: Client) -> None:
         self.clients[client.number] = client
-        self._groups.setdefault(_group(client.hello), {})[client.number] = client
+        self._groups.setdefault(group_of(client.hello), {})[client.number] = client
         if client.hello.nonce:
             self._nonces[client.hello.nonce] = client
 
     def _remove(self, client: Client) -> None:
         del self.clients[client.number]
-        group = self._groups[_group(client.hello)]
+        group = self._groups[group_of(client.hello)]
         del group[client.number]
         if not group:
-            del self._groups[_group(client.hello)]
+            del self._groups[group_of(client.hello)]
         if self._nonces.get(client.hello.nonce) is client:
             del self._nonces[client.hello.nonce]
-        self._waiting = [w for w in self._waiting if not _is_of(w.request, client.number)]
+        self._waiting = [w for w in self._waiting if not is_of(w.request, client.number)]
+
+    def _run(self, number: int) -> Run | None:
+        return next((run for run in self._current.values() if run.number == number), None)
 
     def _readers(self, run: Run) -> list[Client]:
         return [client for client in self.clients.values() if client.run == run.number]
@@ -536,37 +570,9 @@ class Sessions:
     def _wanted(self, run: Run) -> bool:
         return bool(self._readers(run)) or any(self._waits_for(waiting, run) for waiting in self._waiting)
 
-    def _waits_for(self, waiting: _Waiting, run: Run) -> bool:
-        """Whether a request waits to attach to a run that takes shape (not for one to end)."""
+    def _waits_for(self, waiting: Waiting, run: Run, engine: int | None = None) -> bool:
+        """Whether a request waits to attach to a run that takes shape (not for one to end), in one engine or in any."""
         if not isinstance(waiting.request, Attach) or not waiting.joins:
             return False
         client = self.clients.get(waiting.request.client)
-        return client is not None and client.hello.pipeline == run.pipeline
-
-
-_TAKES_SHAPE = _Wait("the run takes shape", joins=True)
-
-
-def _check_hello(hello: Hello) -> None:
-    if len(hello.pipeline) > LONGEST_NAME or len(hello.job) > LONGEST_NAME:
-        raise SettingError(f"the name of a pipeline or a job has more than {LONGEST_NAME} characters")
-    if not (1 <= hello.dp_degree <= MOST_LANES and 1 <= hello.group_readers <= MOST_LANES):
-        raise SettingError(
-            f"dp_degree={hello.dp_degree}, group_readers={hello.group_readers}: both must be in 1..{MOST_LANES}"
-        )
-    if not 0 <= hello.dp_group_id < hello.dp_degree:
-        raise TopologyError(
-            f"dp_group_id={hello.dp_group_id} with dp_degree={hello.dp_degree}: must be in 0..{hello.dp_degree - 1}"
-        )
-
-
-def _group(hello: Hello) -> tuple[str, int]:
-    return hello.pipeline, hello.dp_group_id
-
-
-def _is_of(request: Hello | Attach, client: int) -> bool:
-    return isinstance(request, Attach) and request.client == client
-
-
-def _refused(error: ZephonError) -> Refused:
-    return Refused(type(error).__name__, str(error)[:LONGEST_TEXT])
+        return client is not None and client.hello.pipeline == run.pipeline and engine in (None, client.engine)

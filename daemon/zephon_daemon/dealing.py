@@ -1,0 +1,61 @@
+"""Which engine has which group's lanes, and how the workers are shared out.
+
+All lanes of a group are in one engine, so that a rank has one data connection, and is touched by the death of no engine
+but its own. The groups of a node are dealt to its engines as they come: each goes to the engine that has the fewest,
+and stays there as long as the session lasts. How they are dealt shows nowhere in the data: a lane is produced from the
+plan alone, wherever it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from zephon.errors import SettingError
+
+Group = tuple[str, int]
+"""Pipeline and number."""
+
+MOST_ENGINES = 64
+WORKERS_AN_ENGINE = 16
+"""One engine keeps so many workers busy even where they have little to do for each token."""
+
+
+def automatic(workers: int, cores: int) -> int:
+    """How many engines a daemon has unless it is told: one, and another for every `WORKERS_AN_ENGINE` more workers that
+    the cores allowed can run.
+    """
+    return max(1, min(MOST_ENGINES, min(workers, cores) // WORKERS_AN_ENGINE))
+
+
+def check_engines(engines: int, workers: int) -> None:
+    """Refuses numbers that make no sense: SettingError."""
+    most = min(workers, MOST_ENGINES)
+    if not 1 <= engines <= most:
+        raise SettingError(
+            f"engines={engines}: must be in 1..{most}, since each engine needs a worker of its own (workers={workers})"
+        )
+
+
+def share(total: int, parts: int, part: int) -> int:
+    """Part number `part` of `total` things in `parts` parts, as even as can be; together they are all of them."""
+    return total * (part + 1) // parts - total * part // parts
+
+
+class Dealing:
+    """The engines that are ready, and the groups that each has."""
+
+    def __init__(self, engines: int) -> None:
+        self.ready: set[int] = set()
+        self._engines = engines
+        self._dealt: dict[Group, int] = {}
+
+    def engine_of(self, group: Group, here: Collection[Group]) -> int:
+        """The engine of a group, old or new; `here` are the groups of which there are readers."""
+        if not here:
+            self._dealt.clear()
+        found = self._dealt.get(group)
+        if found is None:
+            counts = Counter(self._dealt[each] for each in here if each in self._dealt)
+            found = self._dealt[group] = min(range(self._engines), key=lambda engine: counts[engine])
+        return found
