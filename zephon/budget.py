@@ -23,11 +23,15 @@ CACHE_OF_A_WORKER = 80 * MIB
 
 @dataclass(frozen=True)
 class Budget:
-    """`total` bytes for `workers` workers; `origin` says in words where the number comes from."""
+    """`total` bytes for `workers` workers; `origin` says in words where the number comes from.
+
+    Where several engines share a node's memory, each has an even part of it, and `engines` says in how many.
+    """
 
     total: int
     workers: int
     origin: str
+    engines: int = 1
 
     @classmethod
     def of(cls, asked: int | None, workers: int, headroom: MemoryHeadroom | None = None) -> Budget:
@@ -42,6 +46,11 @@ class Budget:
         if asked > free.bytes:
             raise MemoryLimit(_refusal(f"a budget of {asked} bytes", asked, free, f"lower {SETTING}"))
         return cls(asked, workers, "as told by --memory")
+
+    @property
+    def node(self) -> int:
+        """Bytes of all engines' budgets."""
+        return self.total * self.engines
 
     @property
     def cache(self) -> int:

@@ -25,21 +25,18 @@ import cloudpickle
 
 from zephon.budget import Budget
 from zephon.errors import ProtocolError, RunFailed, ZephonError
-from zephon.frontiers import checkpoint_from_text
-from zephon.lanes import check_topology
 from zephon.plan import Plan
 from zephon.recipe import load_recipe
 from zephon.runners import make_pool
 from zephon.transport import protocol as p
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel, close_all
-from zephon.transport.large import send_large
+from zephon.transport.large import decode_large, send_large
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
 from zephon.transport.statement import decode_statement
 from zephon.windows import Front, Outcome, Task
 from zephon_daemon.black_box import BlackBox
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
-from zephon_daemon.lane_waits import lane_waits
 from zephon_daemon.named_work import given_up
 from zephon_daemon.pages import give_back
 from zephon_daemon.ports import (
@@ -52,13 +49,12 @@ from zephon_daemon.ports import (
     workers_report,
 )
 from zephon_daemon.report import bounded
-from zephon_daemon.ring_memory import check_rings, make_ring
-from zephon_daemon.run import Run
+from zephon_daemon.resolving import resolved
+from zephon_daemon.ring_memory import make_ring
 from zephon_daemon.scheduler import Scheduler, Work
 from zephon_daemon.stacks import offer_stack
 from zephon_daemon.stages import Stages
 from zephon_daemon.stalls import Oversight
-from zephon_daemon.start_check import warnings_from_child
 from zephon_daemon.watchdog import Patience
 from zephon_daemon.watches import Watches
 from zephon_daemon.worker import failure
@@ -66,6 +62,7 @@ from zephon_daemon.worker_notes import WorkerNotes
 
 FROM_DAEMON = (
     p.AddWorker, p.WorkerGone, p.StartRun, p.AddReader, p.ExpectReaders, p.DropReader, p.EndRun, p.Report,
+    p.TellLanes, p.LanesTold, p.GroupsElsewhere,
 )  # fmt: skip
 USERS = (Exception, KeyboardInterrupt, SystemExit)
 """What a user's code may raise, `sys.exit()` included: it ends the run, not the engine."""
@@ -73,7 +70,6 @@ USERS = (Exception, KeyboardInterrupt, SystemExit)
 TICK_SECONDS = 1.0
 TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
-STALL_TEXT = 2000
 REPORTS_LOGGED = 20
 
 _log = logging.getLogger("zephon.engine")
@@ -84,9 +80,10 @@ class Engine:
 
     def __init__(self, daemon: Channel, recipe: str, settings: dict[str, Any]) -> None:
         self._daemon, self._recipe_path, self._settings = daemon, recipe, settings
-        workers, memory = int(settings.get("workers") or 1), settings.get("memory")
+        workers, memory = int(settings.get("most_workers") or settings.get("workers") or 1), settings.get("memory")
+        engines, origin = int(settings.get("engines") or 1), "set when it started"
         # What the daemon settled at its start holds, whatever is free by now.
-        self._budget = Budget.of(None, workers) if memory is None else Budget(memory, workers, "set when it started")
+        self._budget = Budget.of(None, workers) if memory is None else Budget(memory, workers, origin, engines)
         self._watches = Watches()
         self._runs: dict[int, LiveRun] = {}
         self._workers: dict[int, WorkerPort] = {}
@@ -126,6 +123,7 @@ class Engine:
             if time.monotonic() >= self._next_look:
                 self._look()
             self._assign()
+            self._tell_others()
         for number in list(self._runs):
             self._end_run(number)
 
@@ -147,7 +145,7 @@ class Engine:
 
     def _daemon_says(self, payload: bytes, fds: list[int]) -> None:
         """`fds` are taken out of the list by who keeps them."""
-        message = decode(payload, expect=FROM_DAEMON)
+        message = decode_large(payload, fds, FROM_DAEMON)
         if isinstance(message, (p.AddWorker, p.StartRun, p.AddReader)) and not fds:
             raise ProtocolError(f"{type(message).__name__} came without its descriptor")
         if isinstance(message, p.AddWorker):
@@ -164,6 +162,8 @@ class Engine:
             self._lose_client(message.client)
         elif isinstance(message, p.EndRun):
             self._end_run(message.run)
+        elif isinstance(message, (p.TellLanes, p.LanesTold, p.GroupsElsewhere)):
+            self._other_engines(message)
         else:
             self._to_daemon(p.EngineReport(message.request, bounded(self._report())))
 
@@ -189,28 +189,8 @@ class Engine:
         send_large(self._daemon, p.RunStarted(order.run, attached, live.pipeline.topology.mapping_strategy))
 
     def _resolve(self, order: p.StartRun, checkpoint: bytes) -> LiveRun:
-        pipeline = self._recipe.pipeline(order.pipeline)
-        loaded = checkpoint_from_text(checkpoint) if checkpoint else None
-        plan = pipeline.plan(dp_degree=order.dp_degree, checkpoint=loaded, allow_changed=order.allow_changed)
-        strategy = pipeline.topology.mapping_strategy
-        check_topology(plan.lanes, order.dp_degree, 0, strategy)
-        for operator in plan.back:
-            operator.setup()
-        for text in warnings_from_child(plan, plan.back):
-            warnings.warn(text, stacklevel=2)
-        run = Run(
-            plan,
-            dp_degree=order.dp_degree,
-            strategy=strategy,
-            checkpoint=loaded,
-            groups=tuple(order.groups),
-            slots=pipeline.execution.prefetch_batches,
-            ring_bytes=self._budget.lane_rings,
-        )
-        check_rings(run, self._budget)
-        live = LiveRun(order.run, order.pipeline, pipeline, run)
-        live.careful = order.careful
-        live.through = ", ".join(operator.name for operator in plan.back) or "the making of batches"
+        live = resolved(self._recipe, order, checkpoint, self._budget)
+        plan, pipeline = live.run.plan, live.pipeline
         front = Front(plan)
         if pipeline.execution.runner in ("inline", "threads"):
             count = pipeline.execution.max_workers or int(self._settings.get("workers") or 1)
@@ -223,6 +203,29 @@ class Engine:
                 port.drop_stages(dropped)
         return live
 
+    # The run's other engines
+
+    def _other_engines(self, message: p.TellLanes | p.LanesTold | p.GroupsElsewhere) -> None:
+        live = self._runs.get(message.run)
+        if live is None:
+            return
+        if isinstance(message, p.TellLanes):
+            live.run.tell_lanes()
+            if live.failed is not None:
+                self._to_daemon(p.LanesTold(live.number, failed=live.failed))
+        elif isinstance(message, p.GroupsElsewhere):
+            live.run.others.groups = message.groups
+        elif message.failed is not None:
+            self._fail(live.number, message.failed, ours=False)
+        elif live.failed is None:
+            self._do(live, lambda: live.run.hear(message))
+
+    def _tell_others(self) -> None:
+        for live in self._runs.values():
+            told = live.run.others.take(live.number)
+            if told is not None:
+                send_large(self._daemon, told)
+
     def _end_run(self, number: int) -> None:
         live = self._runs.pop(number, None)
         if live is None:
@@ -231,15 +234,7 @@ class Engine:
             self._close_client(client)
         self._scheduler.forget(number)
         self._scheduler.workers.pop(("local", number), None)
-        if live.pool is not None:
-            live.pool.close()
-        for operator in live.run.plan.back:
-            try:
-                operator.teardown()
-            except ZephonError as error:  # the run is over: there is nobody left to tell but the log
-                _log.warning("%s", error)
-        for segment in live.segments.values():
-            segment.close()
+        live.close()
 
     # Workers
 
@@ -460,7 +455,7 @@ class Engine:
         told = failure(0, error)
         self._fail(live.number, p.Failed(told.kind, told.text, told.record, told.trace))
 
-    def _fail(self, number: int, failed: p.Failed) -> None:
+    def _fail(self, number: int, failed: p.Failed, *, ours: bool = True) -> None:
         live = self._runs.get(number)
         if live is None or live.failed is not None:
             return
@@ -469,6 +464,8 @@ class Engine:
         self._scheduler.forget(number)
         if len(encode(failed)) > MAX_DESCRIPTOR:
             failed = live.failed = replace(failed, trace="")
+        if ours and live.run.others.telling:
+            self._to_daemon(p.LanesTold(number, failed=failed))
         for client in list(live.run.readers):
             self._send(client, encode(failed))
 
@@ -545,10 +542,7 @@ class Engine:
         assert port.hungry is not None
         working, port.seen = self._moved != port.seen, self._moved
         if not port.channel.wants_write:
-            wait = lane_waits(live.number, live.run, self._scheduler, self._oversight).get(port.hungry)
-            reason = wait.reason if wait is not None else live.run.waits_for(port.hungry)
-            stall = self._oversight.stall_of(live.number, port.hungry)[:STALL_TEXT]
-            port.channel.send(encode(p.Alive(working, f"lane {port.hungry} waits for {reason}", stall)))
+            port.channel.send(encode(live.alive(port.hungry, working, self._scheduler, self._oversight)))
 
     def _look(self) -> None:
         """What time alone makes due."""

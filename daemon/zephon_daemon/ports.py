@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon.budget import Budget
-from zephon.errors import ProtocolError
+from zephon.errors import ProtocolError, ZephonError
 from zephon.pipeline import Pipeline
 from zephon.runners import Pool
 from zephon.transport import protocol as p
@@ -27,6 +28,9 @@ from zephon_daemon.scheduler import Scheduler
 from zephon_daemon.stages import Stage
 from zephon_daemon.stalls import Oversight
 from zephon_daemon.waits import Waits
+
+STALL_TEXT = 2000
+_log = logging.getLogger("zephon.engine")
 
 
 @dataclass
@@ -73,9 +77,27 @@ class LiveRun:
             epoch=run.first_epoch,
             starts=[[f.chunk, f.offset, f.records, f.skipped] for f in starts],
             sources={lane: f.source for lane, f in enumerate(starts) if f.source},
-            memory=budget.total,
+            memory=budget.node,
             warnings=warnings,
         )
+
+    def alive(self, lane: int, working: bool, scheduler: Scheduler, oversight: Oversight) -> p.Alive:
+        """A sign of life for a client that waits for a lane."""
+        wait = lane_waits(self.number, self.run, scheduler, oversight).get(lane)
+        reason = wait.reason if wait is not None else self.run.waits_for(lane)
+        return p.Alive(working, f"lane {lane} waits for {reason}", oversight.stall_of(self.number, lane)[:STALL_TEXT])
+
+    def close(self) -> None:
+        """The run is over."""
+        if self.pool is not None:
+            self.pool.close()
+        for operator in self.run.plan.back:
+            try:
+                operator.teardown()
+            except ZephonError as error:  # there is nobody left to tell but the log
+                _log.warning("%s", error)
+        for segment in self.segments.values():
+            segment.close()
 
     def look(self, scheduler: Scheduler, oversight: Oversight, now: float) -> dict[int, LaneWait]:
         """Put the lanes' waits to account."""
