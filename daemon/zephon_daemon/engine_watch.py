@@ -65,6 +65,8 @@ class EngineWatch:
         for _, act, _ in acts:
             if act is Act.GOES_ON:
                 _log.warning("the engine goes on")
+            elif act is Act.ASK:  # the stack that is reported is not of when the silence began
+                self._stack.ask()
             elif act is Act.REPORT:
                 trace = self._stack.read()
                 _log.warning("the engine %s%s", self.state(), f"\n{trace}" if calls(trace) else "")

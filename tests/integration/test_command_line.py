@@ -203,19 +203,16 @@ def test_case_J5_one_interrupt_is_one_line_and_exit_code_130(start: Any, recipe:
     assert len(errors.splitlines()) == 1
 
 
-@pytest.mark.soak
 def test_case_J5_a_second_interrupt_ends_a_command_that_ignores_the_first(start: Any, recipe: str) -> None:
     process = running(start, recipe, "trap '' INT TERM; echo up; while :; do sleep 600; done")
     process.send_signal(signal.SIGINT)
     assert process.stderr is not None
     assert "once more" in process.stderr.readline()
-    left = below(process.pid)
+    its = one(process.pid, "sleep")  # the command's own child, which nobody knows
     process.send_signal(signal.SIGINT)
     process.wait(SECONDS)
     assert process.returncode == 130
-    for each in left:
-        if each.is_running() and each.name() == "sleep":
-            each.kill()  # the command's own child, which nobody knows
+    its.kill()
 
 
 def test_case_D5_a_killed_launcher_takes_everything_along(start: Any, recipe: str) -> None:

@@ -105,12 +105,16 @@ def test_where_a_process_is_can_be_read_as_it_was_written() -> None:
     assert at.now == (7, 3, -1), "of another operator's record nothing is known"
 
 
-@pytest.mark.soak
 def test_an_engine_that_goes_round_is_left_alone_and_one_that_does_not_is_shown_and_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     now = 0.0
     with process("time.sleep(3600)") as (stack, _):
+
+        def stands() -> bool:
+            return "hangs (" in stack.described()
+
+        until(lambda: stack.ask() or stands())  # it has got there
         box = BlackBox.create()
         watch = EngineWatch(Patience(20.0, 200.0), lambda: now)
         watch.met(box, Stack(os.dup(stack._memory), os.dup(stack._pidfd), stack._pid))
@@ -124,14 +128,18 @@ def test_an_engine_that_goes_round_is_left_alone_and_one_that_does_not_is_shown_
         for second in range(100, 400):
             now = float(second)
             ends += [second] if watch.look() else []
+            if second in (102, 119):
+                until(stands)  # the stack comes piece by piece, a moment after it was asked for
             if second == 105:
-                until(stack.read)
                 assert "has not answered for 6 s, at work on lane 3" in watch.state()
+            if second == 118:
+                os.ftruncate(stack._memory, 0)  # it is asked for once more, right before it is reported
         assert ends == [299]
         assert "stands in hangs (" in watch.gone()
         assert watch.state() == watch.gone() == ""
         box.close()
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    assert all("stands in hangs (" in record.getMessage() for record in caplog.records)
 
 
 def test_samples_are_named_by_shard_with_their_rows_and_a_record_by_its_place() -> None:
