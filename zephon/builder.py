@@ -154,7 +154,8 @@ class Builder:
         elif given := [name for name, function in functions.items() if function is not None]:
             raise SettingError(f"add_op: {given[0]} belongs to add_op(name, ...); an operator has methods of its own")
         self._ask_for_token_counts()
-        return self._add(custom(op, behind=any(isinstance(other, Stateful) for other in self.operators)))
+        operator = custom(op, behind=any(isinstance(other, Stateful) for other in self.operators))
+        return self._add(operator, operator.parallelism)
 
     @spelled()
     def tokenize(
@@ -359,11 +360,12 @@ class Builder:
 
     def _add(self: B, operator: Operator, parallelism: int | None = None) -> B:
         self._hint(operator.name, parallelism)
+        operator.parallelism = parallelism
         self.operators.append(operator)
         return self
 
     def _hint(self: B, name: str, parallelism: int | None) -> B:
-        """Check a step's place and its hint. All workers run all of the front, so there is nothing to keep of it."""
+        """Check a step's place and its hint."""
         self._change()
         _check_hint(name, parallelism)
         if self._batched:

@@ -23,6 +23,7 @@ from zephon.ops.base import Operator, Stateful, Stateless
 from zephon.ops.map_batch import MapBatch
 from zephon.same_data import warn_of_same_data
 from zephon.schedules import MixtureSchedule, mixture_from
+from zephon.stages import LaterStage, cut_into_stages
 from zephon.work import Curriculum, MixtureChange, StaticMixtureWorkSource
 
 WINDOW_SAMPLES = 16384
@@ -79,6 +80,26 @@ class Plan:
     @property
     def back(self) -> tuple[Operator, ...]:
         return self.operators[self._split :]
+
+    @property
+    def chain(self) -> tuple[Operator, ...]:
+        """Of `back`, what comes before the first later stage."""
+        return cut_into_stages(self.back)[0]
+
+    @property
+    def later(self) -> tuple[LaterStage, ...]:
+        """Of `back`, the stages that run on workers, each with what comes behind it."""
+        return cut_into_stages(self.back)[1]
+
+    @property
+    def lane_by_lane(self) -> tuple[Operator, ...]:
+        """The operators that run where lanes are produced, and not on workers."""
+        return self.chain + tuple(operator for stage in self.later for operator in stage.chain)
+
+    @property
+    def on_workers(self) -> tuple[Stateless, ...]:
+        """The operators that run on workers, of all stages."""
+        return self.front + tuple(operator for stage in self.later for operator in stage.operators)
 
     @property
     def on_batches(self) -> tuple[MapBatch, ...]:

@@ -4,22 +4,78 @@ This is where parallel execution becomes equal to the reference. A task carries 
 arrive early wait; each is pushed through the window's chain in turn; after a window's last task the chain is flushed,
 and the record number at which the next window begins is announced. It does no I/O, so embedded runs and the engine
 share it.
+
+Where there are later stages (`zephon.stages`) what a chain gives out becomes tasks of the next one, whose outcomes go
+through the chain behind it. A stage's tasks are handed out before those of the stages in front of it, and none of these
+while too much waits for it; so whatever is handed out finds its place, and a full lane always drains.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
+from dataclasses import dataclass
 
 from zephon.barren import BARREN_PASSES, barren
 from zephon.batching import LaneStream
 from zephon.columns import Block
 from zephon.errors import CheckpointError, CheckpointMismatch, RunFailed
 from zephon.frontiers import Announcement, Frontier, frontier_at
+from zephon.in_order import InOrder, StageLine, WindowEnd
 from zephon.lane_windows import Window, lane_windows
-from zephon.ops.base import Faults, Scope, WindowKey, add_counts
+from zephon.ops.base import Faults, Operator, Scope, WindowKey, add_counts
 from zephon.plan import Plan
 from zephon.token_counts import DrawnCounts
-from zephon.windows import TASK_SAMPLES, Chain, Outcome, Task, tasks_of
+from zephon.windows import TASK_SAMPLES, AnyTask, Chain, Outcome, Task, tasks_of
+
+
+@dataclass
+class _OpenWindow:
+    """A window in work. `ends_at` is the number of the front's first task after it."""
+
+    window: Window
+    ends_at: int
+    skipped: int = 0
+
+
+class _Stretch:
+    """The operators between two stages of a lane, or behind the last: a chain for each window in turn."""
+
+    def __init__(self, plan: Plan, epoch: int, lane: int, operators: tuple[Operator, ...]) -> None:
+        self._plan, self._epoch, self._lane, self._operators = plan, epoch, lane, operators
+        self._chain: Chain | None = None
+        self.faults = self._fresh_faults()
+        self.ended = 0
+        """Windows that have gone through."""
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """What the accumulators of its window have dropped and padded so far."""
+        return {} if self._chain is None else self._chain.counters()
+
+    def push(self, block: Block, window: Window) -> list[Block]:
+        return self._of(window).push(block, self.faults)
+
+    def flush(self, window: Window) -> list[Block]:
+        return self._of(window).flush(self.faults)
+
+    def end_window(self) -> tuple[dict[str, int], Faults]:
+        """On to the next one. Gives what was counted, and the faults."""
+        counted, faults = self.counters, self.faults
+        add_counts(counted, faults.counters)
+        self._chain, self.faults = None, self._fresh_faults()
+        self.ended += 1
+        return counted, faults
+
+    def _of(self, window: Window) -> Chain:
+        if self._chain is None:
+            key = WindowKey(self._plan.seed, self._epoch, self._lane, window.chunk)
+            self._chain = Chain(self._plan, key, self._operators)
+        return self._chain
+
+    def _fresh_faults(self) -> Faults:
+        plan = self._plan
+        return Faults(plan.settings.on_error, plan.source.datasets, Scope(plan, self._epoch, self._lane))
 
 
 class LaneProducer:
@@ -42,14 +98,18 @@ class LaneProducer:
         self._barren = 0  # samples of whole windows since then
         self._held = 0  # records that went into this window's chain while the lane has none
         self._ends: deque[int] = deque()  # the lane's number of the sample after each task that is not pushed yet
+        self._settled = start.skipped  # bad records of whole windows
         self._ahead = lane_windows(plan, epoch, lane, start.announcement)
         self._to_hand_out: deque[Task] = deque()
-        self._handed_out = 0
-        self._windows: deque[tuple[Window, int]] = deque()  # (window, number of the first task after it)
-        self._pushed = 0
-        self._early: dict[int, Outcome] = {}
-        self._chain: Chain | None = None
-        self._faults = self._fresh_faults()
+        self._front = InOrder()
+        self._handed_out = self._front_handed_out = self._front_pushed = 0
+        self._windows: deque[_OpenWindow] = deque()
+        later = plan.later
+        self._lines = [StageLine(stage, number + 1, epoch, lane) for number, stage in enumerate(later)]
+        self._of_line: dict[int, int] = {}  # of the tasks of later stages in work, by number
+        chains = (plan.chain, *(stage.chain for stage in later))
+        self._stretches = [_Stretch(plan, epoch, lane, operators) for operators in chains]
+        self._consumes = [bool(plan.chain), *(stage.holds for stage in later)]
         self._plan_window()
         if not self._windows:
             self._check_end()
@@ -65,52 +125,115 @@ class LaneProducer:
     def counters(self) -> dict[str, int]:
         """What operators dropped and padded so far, by name."""
         total = dict(self._counters)
-        if self._chain is not None:
-            add_counts(total, self._chain.counters())
+        for stretch in self._stretches:
+            add_counts(total, stretch.counters)
         return total
 
     @property
     def outstanding(self) -> int:
         """Tasks handed out whose outcomes have not been pushed."""
-        return self._handed_out - self._pushed
+        return self._front.outstanding + sum(line.outstanding for line in self._lines)
+
+    @property
+    def of_front(self) -> int:
+        """How many of those are the front's."""
+        return self._front.outstanding
+
+    @property
+    def in_later(self) -> int:
+        """Records that are in front of later stages, or in them."""
+        return sum(line.records for line in self._lines)
+
+    def in_work(self, stage: int) -> int:
+        """Tasks of a later stage that are handed out and have not come back."""
+        return self._lines[stage - 1].in_work
 
     @property
     def pushed(self) -> int:
-        """Tasks whose outcomes have been pushed: the number of the next one."""
-        return self._pushed
+        """Tasks whose outcomes have been pushed."""
+        return self._handed_out - self.outstanding
+
+    @property
+    def head(self) -> int | None:
+        """The number of the task whose outcome the lane waits for; None if none is handed out."""
+        for stage in (*reversed(self._lines), self._front):
+            if stage.head is not None:
+                return stage.head
+        return None
 
     @property
     def early(self) -> int:
         """Outcomes that wait for that of an earlier task."""
-        return len(self._early)
+        return self._front.early + sum(line.early for line in self._lines)
 
     @property
     def exhausted(self) -> bool:
-        """Whether every task has been handed out."""
+        """Whether every task of the front has been handed out."""
         if not self._to_hand_out:
             self._plan_window()
         return not self._to_hand_out
 
-    def next_task(self) -> tuple[int, Task] | None:
-        """The lane's next task with its sequence number; None when all are handed out."""
-        if self.exhausted:
+    @property
+    def full(self) -> bool:
+        """Whether so much is in front of a later stage that the front should wait."""
+        return bool(self._lines) and self._lines[0].full
+
+    def later_ready(self, closed: Container[int] = ()) -> bool:
+        """Whether `next_task` would be one of a later stage, other than those `closed`."""
+        return bool(self._lines) and self._ready(closed) is not None
+
+    def next_task(self, closed: Container[int] = ()) -> tuple[int, AnyTask] | None:
+        """The lane's next task with its number: of the last stage that has one, and is not `closed`.
+
+        None when all are handed out, or what is handed out has to come back first.
+        """
+        number = self._handed_out
+        line = self._ready(closed) if self._lines else None
+        task: AnyTask
+        if line is not None:
+            self._of_line[number] = line.number
+            task = line.next_task(number)
+        elif self.full or self.exhausted:
             return None
+        else:
+            task = self._to_hand_out.popleft()
+            self._front.hand_out(number)
+            self._front_handed_out += 1
         self._handed_out += 1
-        return self._handed_out - 1, self._to_hand_out.popleft()
+        return number, task
+
+    def _ready(self, closed: Container[int]) -> StageLine | None:
+        """The last later stage with a task to hand out, and with room behind it."""
+        room = True
+        for line in reversed(self._lines):
+            if room and line.ready and line.number not in closed:
+                return line
+            room = not line.full
+        return None
 
     @property
     def upcoming(self) -> int:
-        """The lane's number of the first sample of the next task. Not to be asked when `exhausted`."""
+        """The lane's number of the first sample of the front's next task. Not to be asked when `exhausted`."""
         return self._to_hand_out[0].low
+
+    def is_of_front(self, number: int) -> bool:
+        """Whether task `number`, which is in work, is the front's."""
+        return number not in self._of_line
 
     def is_next(self, number: int) -> bool:
         """Whether that outcome would be pushed at once, and so may lie in borrowed memory."""
-        return number == self._pushed and bool(self.plan.back)
+        stage = self._of_line.get(number, 0)
+        return self._consumes[stage] and number == (self._lines[stage - 1] if stage else self._front).head
 
     def accept(self, number: int, outcome: Outcome) -> None:
         """Take the outcome of task `number`; push it, and those that waited for it."""
-        self._early[number] = outcome
-        while (ready := self._early.pop(self._pushed, None)) is not None:
+        stage = self._of_line.pop(number, 0)
+        if stage:
+            self._lines[stage - 1].come_back(number, outcome)
+            self._drain(stage)
+            return
+        self._front.come_back(number, outcome)
+        while isinstance(ready := self._front.next(), Outcome):
             self._push(ready)
 
     def take(self, count: int) -> Block:
@@ -120,7 +243,12 @@ class LaneProducer:
         first = self.stream.first
         block = self.stream.take(count)
         if self.plan.on_batches:
-            faults = self._fresh_faults()  # of no window, so no part of any frontier
+            # Of no window, so no part of any frontier.
+            faults = Faults(
+                self.plan.settings.on_error,
+                self.plan.source.datasets,
+                Scope(self.plan, self.epoch, self.lane),
+            )
             for operator in self.plan.on_batches:
                 block = operator.apply(block, self.lane, first, self.plan.dataset_names, faults)
             self.reports += faults.reports
@@ -140,71 +268,103 @@ class LaneProducer:
             tasks = list(tasks_of(window, self.epoch, self.lane, self._task_samples, self.plan.grain))
             self._to_hand_out.extend(tasks)
             self._ends.extend(task.high for task in tasks)
-            self._windows.append((window, self._handed_out + len(self._to_hand_out)))
+            self._windows.append(_OpenWindow(window, self._front_handed_out + len(self._to_hand_out)))
 
     def _push(self, outcome: Outcome) -> None:
-        window, ends_at = self._windows[0]
+        """An outcome of the front, whose turn it is."""
+        window = self._window_at(0)
+        self.samples += len(outcome.block)
+        self.drawn.add(outcome.block)
+        tried = self._ends.popleft()
+        self._take_in(0, outcome)
+        self._front_pushed += 1
+        if self._front_pushed == window.ends_at:
+            self._flush(0)
+        else:
+            self._look_for_records(tried, len(outcome.block))
+
+    def _drain(self, stage: int) -> None:
+        """Push what has come back of a later stage, as far as its turn has come."""
+        while (ready := self._lines[stage - 1].next()) is not None:
+            if isinstance(ready, WindowEnd):
+                self._flush(stage)
+            else:
+                self._take_in(stage, ready)
+
+    def _window_at(self, stage: int) -> _OpenWindow:
+        """The window that is in work behind a stage."""
+        return self._windows[self._stretches[stage].ended - self._stretches[-1].ended]
+
+    def _take_in(self, stage: int, outcome: Outcome) -> None:
+        """Put an outcome of a stage through the operators behind it."""
+        at = self._window_at(stage)
+        self.skipped += outcome.skipped
+        at.skipped += outcome.skipped
+        self.reports += outcome.reports
+        add_counts(self._counters, outcome.counters)
+        self._give(stage, self._stretches[stage].push(outcome.block, at.window))
+
+    def _flush(self, stage: int) -> None:
+        """A window ends behind a stage."""
+        at, stretch = self._window_at(stage), self._stretches[stage]
+        self._give(stage, stretch.flush(at.window))
+        counted, faults = stretch.end_window()
+        add_counts(self._counters, counted)
+        self.skipped += faults.skipped
+        at.skipped += faults.skipped
+        self.reports += faults.reports
+        self.unsaid += faults.reports
+        if stage < len(self._lines):
+            self._lines[stage].end_window()
+            self._drain(stage + 1)
+        else:
+            self._end_window()
+        if not stage:
+            self._held = 0
+
+    def _give(self, stage: int, blocks: list[Block]) -> None:
+        """What came out behind a stage is the next one's, or the lane's."""
+        if stage < len(self._lines):
+            self._lines[stage].give(blocks)
+            return
+        window = self._windows[0].window
         if self.stream.to_drop and self.plan.changed_at is not None and window.low >= self.plan.changed_at:
             raise CheckpointMismatch(
                 f"lane {self.lane}: the checkpoint names a window too far back for a change of the mixture. Resume "
                 "once without the change, save, and change it then."
             )
-        if self._chain is None:
-            self._chain = Chain(self.plan.back, WindowKey(self.plan.seed, self.epoch, self.lane, window.chunk))
-        self.skipped += outcome.skipped
-        self.reports += outcome.reports
-        add_counts(self._counters, outcome.counters)
-        self.samples += len(outcome.block)
-        self.drawn.add(outcome.block)
-        tried = self._ends.popleft()
-        self._append(self._chain.push(outcome.block, self._faults))
-        self._pushed += 1
-        ends = self._pushed == ends_at
-        if ends:
-            self._append(self._chain.flush(self._faults))
-        self._look_for_records(tried, len(outcome.block), ends)
-        if ends:
-            self._end_window()
-
-    def _append(self, blocks: list[Block]) -> None:
         for block in blocks:
             self._made += len(block)
             self.stream.append(block)
 
     def _end_window(self) -> None:
-        assert self._chain is not None
-        add_counts(self._counters, self._chain.counters())
-        add_counts(self._counters, self._faults.counters)
-        self._chain = None
-        self.skipped += self._faults.skipped
-        self.reports += self._faults.reports
-        self.unsaid += self._faults.reports
-        self._faults = self._fresh_faults()
-        window, _ = self._windows.popleft()
-        self._check_barren(window)
+        """The lane's first window in work is through."""
+        if self._made and not self._fruitful:
+            barren(self.plan, self.epoch).fruitful = True
+        elif not self._made:
+            ended = self.exhausted and len(self._windows) == 1
+            barren(self.plan, self.epoch).note(self.lane, self._windows[0].window.high, ended, self.skipped)
+        at = self._windows.popleft()
+        self._settled += at.skipped
+        self._check_barren(at.window)
         if not self._windows:
             self._plan_window()
         if self._windows:
-            begins = self._windows[0][0]
-            self.announcements.append(Announcement(begins.chunk, self._made, self.skipped, begins.source))
+            begins = self._windows[0].window
+            self.announcements.append(Announcement(begins.chunk, self._made, self._settled, begins.source))
         else:
             self._check_end()
 
-    def _look_for_records(self, tried: int, came: int, ends_window: bool) -> None:
+    def _look_for_records(self, tried: int, came: int) -> None:
         """Say that the lane's samples up to `tried` gave no record, once none of them is held any more."""
         if self._made:
             if not self._fruitful:
                 barren(self.plan, self.epoch).fruitful = True
             return
-        assert self._chain is not None
-        self._held = 0 if ends_window else self._held + came
-        if self._held <= self._chain.counters().get("dropped_records", 0):
-            ended = ends_window and self.exhausted and len(self._windows) == 1
-            barren(self.plan, self.epoch).note(self.lane, tried, ended, self.skipped + self._faults.skipped)
-
-    def _fresh_faults(self) -> Faults:
-        plan = self.plan
-        return Faults(plan.settings.on_error, plan.source.datasets, Scope(plan, self.epoch, self.lane))
+        first = self._stretches[0]
+        self._held += came
+        if first.ended == self._stretches[-1].ended and self._held <= first.counters.get("dropped_records", 0):
+            barren(self.plan, self.epoch).note(self.lane, tried, False, self.skipped + first.faults.skipped)
 
     def _check_barren(self, window: Window) -> None:
         self._barren = 0 if self._made > self._fruitful else self._barren + window.high - window.low

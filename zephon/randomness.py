@@ -47,7 +47,7 @@ class Draws:
         self._operator, self._scope, self._block = operator, scope, block
         self._at = -1
         self._watched = None if scope is None or block.samples.shape[1] < 4 else scope.at
-        self._places: list[int] = [] if self._watched is None else block.samples[:, 3].tolist()
+        self._places: list[int] = [] if self._watched is None else _places(block)
         self._passes: dict[int, int] = {}
         self._made: dict[tuple[Samples, tuple[int, ...], tuple[int, ...]], np.random.Generator] = {}
 
@@ -114,6 +114,13 @@ class BatchDraws(Draws):
     def of_record(self) -> np.random.Generator:
         lane = -1 if self._scope is None else self._scope.lane
         return self.of((), (), {SEQUENCE: (lane, self._first)})
+
+
+def _places(block: Block) -> list[int]:
+    """For each record the place in the lane of the first sample that it was made from."""
+    first = slice(None) if block.sample_offsets is None else block.sample_offsets[:-1]
+    places: list[int] = block.samples[first, 3].tolist()
+    return places
 
 
 def _samples_of(block: Block, record: int) -> Samples:

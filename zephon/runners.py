@@ -1,4 +1,4 @@
-"""How the front of a pipeline (reading and leading stateless operators) is executed in an embedded run.
+"""How the tasks of a pipeline's stages (the front, and later ones) are executed in an embedded run.
 
 A runner is a pool that tasks are submitted to: `inline` runs each in the caller's thread, `threads` and `process`
 some at once; the lane's producer puts the outcomes back in order. The process pool is provided by the daemon's
@@ -14,7 +14,7 @@ from typing import Protocol
 from zephon.errors import SettingError
 from zephon.plan import Plan
 from zephon.validation import warnings_at_start
-from zephon.windows import Front, Outcome, Task
+from zephon.windows import AnyTask, Front, Outcome
 
 RUNNERS = ("auto", "process", "threads", "inline")
 
@@ -25,7 +25,7 @@ class Pool(Protocol):
     ahead: int
     """How many tasks to have in work at once."""
 
-    def submit(self, task: Task) -> Future[Outcome]: ...
+    def submit(self, task: AnyTask) -> Future[Outcome]: ...
 
     def check(self, plan: Plan) -> list[str]:
         """What to warn of before a run: the check of operators that run a user's code, where the pool runs them."""
@@ -43,7 +43,7 @@ class InlinePool:
         front.setup()
         self._front = front
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: AnyTask) -> Future[Outcome]:
         future: Future[Outcome] = Future()
         try:
             future.set_result(self._front.run(task))
@@ -66,7 +66,7 @@ class ThreadPool:
         self._front, self.ahead = front, workers + 1
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="zephon-worker")
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: AnyTask) -> Future[Outcome]:
         return self._threads.submit(self._front.run, task)
 
     def check(self, plan: Plan) -> list[str]:

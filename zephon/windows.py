@@ -4,7 +4,8 @@ A lane is a sequence of windows, and the records of a window are a pure function
 the window: read its samples in order, put them through the leading stateless operators, push the result through the
 accumulators, and flush. `run_window` says so in a few lines, in one thread and with no process; every parallel
 execution equals it byte for byte, because it runs the same parts: `Front` on the workers, a `Chain` for each window
-in one thread, fed in order.
+in one thread, fed in order. Where stateless operators behind a stateful one run on workers too (`zephon.stages`), a
+window has a chain in front of each of those stages and one behind the last.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from zephon.ops.numbering import Numbered, told_apart
 from zephon.ops.records import sendable
 from zephon.plan import Plan
 from zephon.pointers import packed, unpacked
+from zephon.stages import borders
 from zephon.whereabouts import READING, Whereabouts
 
 TASK_SAMPLES = 512
@@ -44,6 +46,28 @@ class Task(NamedTuple):
     low: int
     high: int
     pointers: bytes = b""
+
+    @property
+    def stage(self) -> int:
+        """0: the front."""
+        return 0
+
+
+class StageTask(NamedTuple):
+    """Records of a lane for a later stage, the first of which counts as 1: what one worker does at once.
+
+    They are records `low` to `high` in the order in which they came to the stage.
+    """
+
+    epoch: int
+    lane: int
+    low: int
+    high: int
+    stage: int
+    block: Block
+
+
+AnyTask = Task | StageTask
 
 
 class Outcome(NamedTuple):
@@ -83,11 +107,14 @@ def tasks_of(
         low = high
 
 
-def halved(task: Task, grain: int = 1) -> tuple[Task, Task] | None:
-    """The task in two, cut at the multiple of `grain` that is nearest below its middle; None if none lies inside.
+def halved(task: AnyTask, grain: int = 1) -> tuple[AnyTask, AnyTask] | None:
+    """The task in two, one of the front cut at the multiple of `grain` that is nearest below its middle; None if none
+    lies inside.
 
     What comes of both, end to end, is what comes of the whole.
     """
+    if isinstance(task, StageTask):
+        return _halved_records(task)
     first = (task.low // grain + 1) * grain
     if first >= task.high:
         return None
@@ -97,6 +124,15 @@ def halved(task: Task, grain: int = 1) -> tuple[Task, Task] | None:
         pointers = unpacked(task.pointers)
         left, right = packed(pointers[: cut - task.low]), packed(pointers[cut - task.low :])
     return task._replace(high=cut, pointers=left), task._replace(low=cut, pointers=right)
+
+
+def _halved_records(task: StageTask) -> tuple[StageTask, StageTask] | None:
+    possible, count = borders(task.block), task.high - task.low
+    if not len(possible):
+        return None
+    at = int(possible[np.abs(possible - count / 2).argmin()])
+    left, right = task.block.slice(0, at), task.block.slice(at, count)
+    return task._replace(high=task.low + at, block=left), task._replace(low=task.low + at, block=right)
 
 
 def end_to_end(outcomes: Sequence[Outcome]) -> Outcome:
@@ -112,22 +148,31 @@ def end_to_end(outcomes: Sequence[Outcome]) -> Outcome:
     )
 
 
-def pointers_of(plan: Plan, task: Task) -> IntArray:
-    """A task's samples: int64 `[high - low, 3]` of (dataset, shard, row)."""
+def pointers_of(plan: Plan, task: AnyTask) -> IntArray:
+    """A task's samples: int64 `[n, 3]` of (dataset, shard, row)."""
+    if isinstance(task, StageTask):
+        return task.block.compact_samples().samples[:, :3]
     if task.pointers:
         return unpacked(task.pointers)
     return plan.curriculum(task.epoch).lane_pointers(task.lane, task.low, task.high)
 
 
 class Front:
-    """Reading and the leading stateless operators: what runs on workers. Picklable; set up where it runs."""
+    """Reading and the leading stateless operators, and later stages where there are any: what runs on workers.
+    Picklable; set up where it runs.
+    """
 
     def __init__(self, plan: Plan) -> None:
         source = plan.source.for_reading() if isinstance(plan.source, CustomSource) else plan.source
         self.plan = replace(plan, source=source)  # with no curriculum kept, so that equal plans pickle to equal bytes
-        self.operators, self.fields = plan.front, plan.fields
-        self._last = next((op.name for op in reversed(self.operators) if op.users_code), None)
-        self._numbering = _before_users_code(plan.operators)[: len(self.operators)]
+        self.operators, self.fields = plan.on_workers, plan.fields
+        self._last = next((op.name for op in reversed(plan.front) if op.users_code), None)
+        numbering = _before_users_code(plan)
+        steps = [_Step(number + 1, op, id(op) in numbering) for number, op in enumerate(self.operators)]
+        self._stages: list[list[_Step]] = []
+        for operators in (plan.front, *(stage.operators for stage in plan.later)):
+            self._stages.append(steps[: len(operators)])
+            del steps[: len(operators)]
 
     def setup(self) -> None:
         for operator in self.operators:
@@ -137,41 +182,59 @@ class Front:
         for operator in self.operators:
             operator.teardown()
 
-    def run(self, task: Task, at: Whereabouts | None = None) -> Outcome:
-        """The records that a task's samples become. Raises `RecordError` unless bad records are to be skipped.
+    def run(self, task: AnyTask, at: Whereabouts | None = None) -> Outcome:
+        """The records that a task's samples, or its records, become. Raises `RecordError` unless bad records are to be
+        skipped.
 
         `at` is told of every step on the way.
         """
-        datasets = self.plan.source.datasets
-        faults = Faults(self.plan.settings.on_error, datasets, Scope(self.plan, task.epoch, task.lane, at))
-        if at is not None:
-            at.enter(READING)
-        pointers = np.column_stack((pointers_of(self.plan, task), np.arange(task.low, task.high)))
-        block = read(datasets, pointers, self.fields, faults)
-        for number, (operator, numbering) in enumerate(zip(self.operators, self._numbering)):
+        faults = Faults(
+            self.plan.settings.on_error, self.plan.source.datasets, Scope(self.plan, task.epoch, task.lane, at)
+        )
+        if isinstance(task, Task):
+            if at is not None:
+                at.enter(READING)
+            pointers = np.column_stack((pointers_of(self.plan, task), np.arange(task.low, task.high)))
+            block = read(self.plan.source.datasets, pointers, self.fields, faults)
+        else:
+            block = task.block
+        for number, operator, numbering in self._stages[task.stage]:
             if len(block):
                 if at is not None:
-                    at.enter(number + 1)
+                    at.enter(number)
                 block = operator.process(block, faults)
                 block = told_apart(block) if numbering else block
         if at is not None:
             at.enter(len(self.operators) + 1)
-        block = sendable(block, self._last, faults)
+        if not task.stage:
+            block = sendable(block, self._last, faults)
         return Outcome(block, faults.skipped, faults.reports, faults.counters)
 
 
-def _before_users_code(operators: tuple[Operator, ...]) -> list[bool]:
-    """For each operator whether one that runs a user's code comes later."""
-    return [any(op.users_code for op in operators[number + 1 :]) for number in range(len(operators))]
+class _Step(NamedTuple):
+    """`number`: of all operators that run on workers, from 1. `numbering`: its records are told apart."""
+
+    number: int
+    operator: Stateless
+    numbering: bool
+
+
+def _before_users_code(plan: Plan) -> set[int]:
+    """The `id`s of the operators behind which there is one that runs a user's code."""
+    operators = [*plan.front, *plan.back, *plan.on_batches]
+    last = max((number for number, op in enumerate(operators) if op.users_code), default=0)
+    return {id(op) for op in operators[:last]}
 
 
 class Chain:
-    """The operators from the first stateful one on, for one window of one lane."""
+    """Operators behind the front, for one window of one lane: all of the plan's, or those between two stages."""
 
-    def __init__(self, operators: tuple[Operator, ...], key: WindowKey) -> None:
+    def __init__(self, plan: Plan, key: WindowKey, operators: tuple[Operator, ...] | None = None) -> None:
         self.steps: list[Accumulator | Stateless] = []
         self._numbering: list[bool] = []
-        for op, numbering in zip(operators, _before_users_code(operators)):
+        before = _before_users_code(plan)
+        for op in plan.back if operators is None else operators:
+            numbering = id(op) in before
             if isinstance(op, Stateful):
                 held = op.accumulator(key)
                 self.steps.append(Numbered(held, key.chunk) if numbering and op.joins_samples else held)
@@ -221,7 +284,7 @@ def run_window(
     if window is None:
         return
     faults = faults or Faults(plan.settings.on_error, plan.source.datasets, Scope(plan, epoch, lane))
-    front, chain = Front(plan), Chain(plan.back, WindowKey(plan.seed, epoch, lane, window.chunk))
+    front, chain = Front(plan), Chain(plan, WindowKey(plan.seed, epoch, lane, window.chunk))
     front.setup()
     for task in tasks_of(window, epoch, lane, task_samples, plan.grain):
         yield from chain.push(front.run(task).block, faults)

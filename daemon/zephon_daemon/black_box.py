@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from zephon.transport.segments import PAGE, Segment
 
 if TYPE_CHECKING:
-    from zephon.windows import Task
+    from zephon.windows import AnyTask
 
 _NUMBERS = 6
 _TEXT_AT = _NUMBERS * 8
@@ -44,7 +44,7 @@ class BlackBox:
     def fileno(self) -> int:
         return self._segment.fileno()
 
-    def task(self, task: Task, through: str) -> None:
+    def task(self, task: AnyTask, through: str) -> None:
         """A task's records go through operators of these names."""
         self._name(through)
         numbers = self._numbers

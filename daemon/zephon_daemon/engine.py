@@ -34,8 +34,9 @@ from zephon.transport.large import decode_large, send_large
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
 from zephon.transport.statement import decode_statement
-from zephon.windows import Front, Outcome, Task
+from zephon.windows import AnyTask, Front, Outcome
 from zephon_daemon.black_box import BlackBox
+from zephon_daemon.inbox import Inbox
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.named_work import given_up
 from zephon_daemon.pages import give_back
@@ -45,7 +46,6 @@ from zephon_daemon.ports import (
     WorkerPort,
     memory_report,
     read_memory,
-    worker_slot,
     workers_report,
 )
 from zephon_daemon.report import bounded
@@ -201,6 +201,8 @@ class Engine:
             live.stage, dropped = self._stages.of(front, {other.stage for other in self._runs.values()})
             for port in self._workers.values():
                 port.drop_stages(dropped)
+                if plan.later:
+                    port.share(self._budget, later=True)
         return live
 
     # The run's other engines
@@ -239,8 +241,9 @@ class Engine:
     # Workers
 
     def _add_worker(self, message: p.AddWorker, channel: Channel) -> None:
-        self._workers[message.worker] = WorkerPort(channel, message.pid)
-        channel.send(encode(p.WorkerShare(self._budget.worker_ring, self._budget.cache)))
+        inbox = Inbox(channel, lambda failed: self._task_failed(message.worker, failed))
+        port = self._workers[message.worker] = WorkerPort(channel, message.pid, inbox)
+        port.share(self._budget, any(live.run.plan.later for live in self._runs.values()))
         self._watches.add(channel, lambda: self._from_worker(message.worker))
 
     def _from_worker(self, number: int) -> None:
@@ -267,12 +270,10 @@ class Engine:
         if isinstance(message, p.TaskDone):
             self._task_done(number, port, message)
         elif isinstance(message, p.TaskFailed):
-            work = self._scheduler.done(number, message.task)
-            if work is not None:
-                self._errors.append(message.trace)
-                self._fail(work.run, p.Failed(message.kind, message.text, message.record, message.trace))
+            port.inbox.done(message.task)
+            self._task_failed(number, message)
         elif isinstance(message, p.NewSegment):
-            port.take_segment(message, fds)
+            port.ring.take(message, fds)
         else:
             if fds:
                 self._oversight.met(number, WorkerNotes(fds, port.pid), port.pid)
@@ -286,25 +287,30 @@ class Engine:
         live = self._runs.get(run)
         return live is not None and live.pool is None
 
+    def _task_failed(self, number: int, message: p.TaskFailed) -> None:
+        """A task came to an error, in the worker or on its way there."""
+        work = self._scheduler.done(number, message.task)
+        if work is not None:
+            self._errors.append(message.trace)
+            self._fail(work.run, p.Failed(message.kind, message.text, message.record, message.trace))
+
     def _task_done(self, number: int, port: WorkerPort, message: p.TaskDone) -> None:
-        block = read(worker_slot(port, message))  # before the task counts as done, in case it has to be done again
+        # Before the task counts as done, in case it has to be done again.
+        block = read(port.ring.slot(message.generation, message.index, message.nbytes))
+        port.inbox.done(message.task)
         work = self._scheduler.done(number, message.task, message.microseconds)
         live = self._runs.get(work.run) if work is not None else None
         if work is not None and live is not None and live.failed is None:
             if work.whole or not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
                 block = block.copy()
             self._accept(live, work, Outcome(block, message.skipped, message.reports, message.counters))
-        if port.segments[message.generation].alone:
-            port.segments.pop(message.generation).segment.close()
         port.channel.send(encode(p.SlotFree(message.generation, message.index)))
 
     def _lose_worker(self, number: int, how: str) -> None:
         port = self._workers.pop(number, None)
         if port is not None:
             self._watches.drop(port.channel)
-            port.channel.close()
-            for ring in port.segments.values():
-                ring.segment.close()
+            port.close()
         place, at = self._oversight.place(number), self._scheduler.workers.get(number)
         how, divides = self._oversight.gone(number, how)
         said = f"worker {number} ended: {how}"
@@ -354,13 +360,13 @@ class Engine:
                 self._to_daemon(p.WorkerServes(worker))  # type: ignore[arg-type]
             assert live.stage is not None
             port.give_stage(self._stages[live.stage])
-            port.channel.send(encode(p.DoTask(task_id, live.stage, *work.task)))
+            port.inbox.give(task_id, live.stage, work.task)
 
     def _finished_locally(self, worker: Hashable, task_id: int, future: Future[Outcome]) -> None:
         self._local.append((worker, task_id, future))
         os.eventfd_write(self._wake, 1)
 
-    def _pick(self, serves: Callable[[int], bool], worker: int, workers: int) -> tuple[int, int, Task] | None:
+    def _pick(self, serves: Callable[[int], bool], worker: int, workers: int) -> tuple[int, int, AnyTask] | None:
         """The next task for a worker, of the run with the least runway among those that it serves."""
         best: tuple[float, int, int] | None = None
         for number, live in self._runs.items():

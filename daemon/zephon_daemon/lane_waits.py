@@ -36,7 +36,8 @@ def lane_waits(number: int, run: Run, scheduler: Scheduler, oversight: Oversight
         cause = reason = run.waits_for(lane.number)
         moved = lane.epoch, lane.written, lane.producer.pushed
         if reason == "workers":
-            hand = hands.get((number, lane.number, lane.first_task + lane.producer.pushed))
+            head = lane.producer.head
+            hand = None if head is None else hands.get((number, lane.number, lane.first_task + head))
             cause, reason = _of_head(*hand, scheduler, oversight) if hand else ("a free worker", "a free worker")
             if early := lane.producer.early:
                 reason += f" ({early} later tasks are done and wait for their turn)"

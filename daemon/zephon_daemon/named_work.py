@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from zephon.plan import Plan
 from zephon.pointers import packed, unpacked
-from zephon.windows import Task, pointers_of
+from zephon.windows import AnyTask, StageTask, pointers_of
 from zephon_daemon.scheduler import Work
 
 SHARDS_NAMED = 3
@@ -12,10 +16,10 @@ SHARDS_NAMED = 3
 
 def operators_of(plan: Plan) -> list[str]:
     """The names of the operators that run on workers, as a worker's notes number them from 1."""
-    return [operator.name for operator in plan.front]
+    return [operator.name for operator in plan.on_workers]
 
 
-def samples_of(plan: Plan, task: Task) -> str:
+def samples_of(plan: Plan, task: AnyTask) -> str:
     """A task's samples by shard: "dataset 'web', shard data/0.jsonl, 7 rows from 3 to 9"."""
     pointers = pointers_of(plan, task)
     found: dict[tuple[int, int], list[int]] = {}
@@ -30,8 +34,13 @@ def samples_of(plan: Plan, task: Task) -> str:
     return "; ".join(named) + (f"; and {more} more shards" if more > 0 else "")
 
 
-def record_of(plan: Plan, task: Task, place: int) -> str:
-    """The sample at a place of the lane; empty if it is none of the task's."""
+def record_of(plan: Plan, task: AnyTask, place: int) -> str:
+    """The sample at a place of the lane; empty if it is none of the task's, or not known.
+
+    Of a record of a later stage it is the first that the record was made from.
+    """
+    if isinstance(task, StageTask):
+        return _record_behind(plan, task, place)
     if not task.low <= place < task.high:
         return ""
     if task.pointers:
@@ -40,12 +49,24 @@ def record_of(plan: Plan, task: Task, place: int) -> str:
     return samples_of(plan, task._replace(low=place, high=place + 1))
 
 
+def _record_behind(plan: Plan, task: StageTask, place: int) -> str:
+    samples: np.ndarray[Any, Any] = task.block.compact_samples().samples
+    found = np.flatnonzero(samples[:, 3] == place) if samples.shape[1] == 4 else samples[:0, 0]
+    if not len(found):
+        return ""
+    dataset, shard, row = samples[found[0], :3].tolist()
+    return f"{_shard(plan, dataset, shard)}, row {row}"
+
+
 def given_up(plan: Plan, work: Work, where: str) -> str:
     """Why a run ends with a task that cost too many workers. `where` is what the last one was at."""
     task = work.task
     one = task.high - task.low == 1
+    name = "record" if isinstance(task, StageTask) else "sample"
     ends = list(dict.fromkeys(work.deaths[-work.tries :]))
-    place = f"sample {task.low}" if one else f"samples {task.low} to {task.high - 1}"
+    place = f"{name} {task.low}" if one else f"{name}s {task.low} to {task.high - 1}"
+    if isinstance(task, StageTask):
+        place += f" in front of {plan.later[task.stage - 1].operators[0].name!r}"
     return (
         f"{work.tries} workers died on the same {'record' if one else 'samples'} ({'; '.join(ends)}): "
         f"{samples_of(plan, task)} (lane {task.lane}, its {place}), last in {where}. "

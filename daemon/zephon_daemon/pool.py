@@ -22,10 +22,12 @@ from zephon.recipe import recipe_folders
 from zephon.transport.channels import Channel, pair
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
-from zephon.transport.protocol import DoTask, LoadStage, NewSegment, SlotFree, TaskDone, TaskFailed, WorkerReady
+from zephon.transport.protocol import LoadStage, NewSegment, SlotFree, TaskDone, TaskFailed, WorkerReady
 from zephon.transport.segments import Segment
-from zephon.windows import Front, Outcome, Task
+from zephon.windows import AnyTask, Front, Outcome
+from zephon_daemon.block_ring import OtherRing
 from zephon_daemon.forkserver import ForkServer
+from zephon_daemon.inbox import Inbox
 from zephon_daemon.lifelines import describe_end
 from zephon_daemon.named_work import given_up
 from zephon_daemon.scheduler import CREDITS, Scheduler
@@ -43,9 +45,14 @@ class _Port:
 
     channel: Channel
     pid: int
-    segments: dict[int, Segment] = field(default_factory=dict)
-    slot_bytes: dict[int, int] = field(default_factory=dict)
-    """Of each segment; 0 for one that holds a single block alone."""
+    inbox: Inbox
+    ring: OtherRing = field(default_factory=lambda: OtherRing("worker"))
+
+    def close(self) -> None:
+        """It has ended."""
+        self.channel.close()
+        self.inbox.close()
+        self.ring.close()
 
 
 class WorkerPool:
@@ -60,7 +67,7 @@ class WorkerPool:
         self._stage_bytes = len(stage)
         self._stage = Segment.create("zephon-stage", len(stage))
         self._stage.array[: len(stage)] = memoryview(stage)
-        self._waiting: deque[tuple[int, Task]] = deque()
+        self._waiting: deque[tuple[int, AnyTask]] = deque()
         self._futures: dict[int, Future[Outcome]] = {}
         self._numbers = self._submitted = 0
         self._lock = threading.Lock()
@@ -78,7 +85,7 @@ class WorkerPool:
         self._thread = threading.Thread(target=self._serve, name="zephon-pool", daemon=True)
         self._thread.start()
 
-    def submit(self, task: Task) -> Future[Outcome]:
+    def submit(self, task: AnyTask) -> Future[Outcome]:
         """Have a task done; its future raises what the task raised."""
         future: Future[Outcome] = Future()
         with self._lock:
@@ -105,9 +112,7 @@ class WorkerPool:
         self._server.close()
         for port in self._ports.values():
             self._oversight.gone(port.pid, "")
-            port.channel.close()
-            for segment in port.segments.values():
-                segment.close()
+            port.close()
         self._stage.close()
         self._selector.close()
         self._wake_us.close()
@@ -123,7 +128,7 @@ class WorkerPool:
         self._numbers += 1
         pid = self._server.spawn("zephon_daemon.worker:main", (number,), theirs, title=f"zephon worker {number}")
         theirs.close()
-        port = _Port(ours, pid)
+        port = _Port(ours, pid, Inbox(ours, lambda failed: self._failed(pid, failed)))
         ours.send(encode(LoadStage(STAGE, self._stage_bytes)), (self._stage.fileno(),))
         self._ports[pid] = port
         self._selector.register(ours, selectors.EVENT_READ, port)
@@ -145,9 +150,9 @@ class WorkerPool:
     def _hand_out(self) -> None:
         for pid, task_id, work in self._scheduler.assign(self._pick):
             assert isinstance(pid, int)
-            self._ports[pid].channel.send(encode(DoTask(task_id, STAGE, *work.task)))
+            self._ports[pid].inbox.give(task_id, STAGE, work.task)
 
-    def _pick(self, *_: object) -> tuple[int, int, Task] | None:
+    def _pick(self, *_: object) -> tuple[int, int, AnyTask] | None:
         with self._lock:
             while self._waiting:
                 number, task = self._waiting.popleft()
@@ -162,35 +167,30 @@ class WorkerPool:
         for payload, fds in port.channel.receive():
             message = decode(payload, expect=(WorkerReady, NewSegment, TaskDone, TaskFailed))
             if isinstance(message, NewSegment):
-                segment = Segment.attach(fds[0], writable=False, name="worker")
-                if not message.alone:
-                    for old in port.segments.values():
-                        old.close()
-                    port.segments.clear()
-                port.segments[message.generation] = segment
-                port.slot_bytes[message.generation] = 0 if message.alone else message.slot_bytes
+                port.ring.take(message, fds)
             elif isinstance(message, TaskDone):
-                array = port.segments[message.generation].array
-                slot_bytes = port.slot_bytes[message.generation]
-                offset = message.index * slot_bytes
-                block = read(array[offset : offset + message.nbytes]).copy()
-                if not slot_bytes:  # for this block alone
-                    port.segments.pop(message.generation).close()
+                block = read(port.ring.slot(message.generation, message.index, message.nbytes)).copy()
                 port.channel.send(encode(SlotFree(message.generation, message.index)))
+                port.inbox.done(message.task)
                 work = self._scheduler.done(port.pid, message.task, message.microseconds)
                 outcome = Outcome(block, message.skipped, message.reports, message.counters)
                 joined = self._scheduler.joined(work, outcome) if work is not None else None
                 if joined is not None:
                     self._resolve(joined[0].number, joined[1])
             elif isinstance(message, TaskFailed):
-                work = self._scheduler.done(port.pid, message.task)
-                if work is not None:
-                    self._resolve(work.number, error_from(message.kind, message.text, message.record))
+                port.inbox.done(message.task)
+                self._failed(port.pid, message)
             else:
                 self._oversight.met(port.pid, WorkerNotes(fds, port.pid), port.pid)
                 self._scheduler.add(port.pid, lambda _: True)
         if port.channel.closed:
             self._selector.unregister(port.channel)
+
+    def _failed(self, pid: int, message: TaskFailed) -> None:
+        """A task came to an error, in the worker or on its way there."""
+        work = self._scheduler.done(pid, message.task)
+        if work is not None:
+            self._resolve(work.number, error_from(message.kind, message.text, message.record))
 
     def _replace_dead(self) -> None:
         while ended := self._server.exits():  # while a start is awaited, further ends may be reported
@@ -203,9 +203,7 @@ class WorkerPool:
         """What a dead worker had in hand is to be done again, unless it costs too many workers."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(port.channel)
-        port.channel.close()
-        for segment in port.segments.values():
-            segment.close()
+        port.close()
         place = self._oversight.place(port.pid)
         how, divides = self._oversight.gone(port.pid, how)
         for work in self._scheduler.lost(port.pid, how, grain=lambda _: self._plan.grain, divides=divides):

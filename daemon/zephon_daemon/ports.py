@@ -9,18 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from zephon.budget import Budget
-from zephon.errors import ProtocolError, ZephonError
+from zephon.errors import ZephonError
 from zephon.pipeline import Pipeline
 from zephon.runners import Pool
 from zephon.transport import protocol as p
 from zephon.transport.channels import Channel
 from zephon.transport.messages import encode
 from zephon.transport.segments import PAGE, Segment
-from zephon.windows import Task, pointers_of
+from zephon.windows import AnyTask, pointers_of
+from zephon_daemon.block_ring import OtherRing
+from zephon_daemon.inbox import Inbox
 from zephon_daemon.lane_waits import LaneWait, lane_waits
 from zephon_daemon.report import run_report
 from zephon_daemon.run import Run
@@ -53,7 +52,7 @@ class LiveRun:
 
     waits: Waits = field(default_factory=Waits)
 
-    def doing(self, task: Task) -> str:
+    def doing(self, task: AnyTask) -> str:
         """What the engine is at when it takes in a task's outcome, for the black box."""
         if not self.careful:
             return self.through
@@ -91,7 +90,7 @@ class LiveRun:
         """The run is over."""
         if self.pool is not None:
             self.pool.close()
-        for operator in self.run.plan.back:
+        for operator in self.run.plan.lane_by_lane:
             try:
                 operator.teardown()
             except ZephonError as error:  # there is nobody left to tell but the log
@@ -118,23 +117,14 @@ class LiveRun:
         return report
 
 
-@dataclass(frozen=True)
-class WorkerRing:
-    """One segment of a worker's: `slots` slots of `slot_bytes` bytes."""
-
-    segment: Segment
-    slot_bytes: int
-    slots: int
-    alone: bool
-
-
 @dataclass
 class WorkerPort:
     """A worker's connection, its memory, and the stages it has been given."""
 
     channel: Channel
     pid: int
-    segments: dict[int, WorkerRing] = field(default_factory=dict)
+    inbox: Inbox
+    ring: OtherRing = field(default_factory=lambda: OtherRing("worker"))
     stages: set[int] = field(default_factory=set)
 
     def give_stage(self, stage: Stage) -> None:
@@ -149,18 +139,17 @@ class WorkerPort:
             self.stages.discard(number)
             self.channel.send(encode(p.DropStage(number)))
 
-    def take_segment(self, message: p.NewSegment, fds: list[int]) -> None:
-        """Another ring, in place of the one before, or the memory of a block that travels alone."""
-        if not fds:
-            raise ProtocolError("a segment came without its descriptor")
-        segment = Segment.attach(fds.pop(), writable=False, name=f"worker-{self.pid}")
-        if message.slots < 1 or message.slot_bytes < 1 or message.slots * message.slot_bytes > segment.size:
-            raise ProtocolError(f"{message.slots} slots of {message.slot_bytes} bytes do not fit {segment.size}")
-        if not message.alone:
-            for generation, old in list(self.segments.items()):
-                if not old.alone:
-                    self.segments.pop(generation).segment.close()
-        self.segments[message.generation] = WorkerRing(segment, message.slot_bytes, message.slots, message.alone)
+    def share(self, budget: Budget, later: bool) -> None:
+        """Tell it what it may take. Where there are `later` stages, half of what is for blocks is for their records."""
+        room = budget.worker_ring // 2 if later else budget.worker_ring
+        self.inbox.limit = room
+        self.channel.send(encode(p.WorkerShare(room, budget.cache)))
+
+    def close(self) -> None:
+        """It has ended."""
+        self.channel.close()
+        self.inbox.close()
+        self.ring.close()
 
 
 @dataclass
@@ -184,20 +173,9 @@ def workers_report(workers: Mapping[int, WorkerPort], scheduler: Scheduler) -> l
 
 def memory_report(parts: Mapping[str, int], workers: Iterable[WorkerPort], budget: Budget) -> dict[str, int]:
     """Bytes of all segments that there are, and of the budget."""
-    rings = sum(ring.segment.size for port in workers for ring in port.segments.values())
+    rings = sum(port.ring.nbytes + port.inbox.nbytes for port in workers)
     all_parts = {**parts, "worker_rings": rings, "black_box": PAGE}
     return {"budget": budget.total, **all_parts, "segments": sum(all_parts.values())}
-
-
-def worker_slot(port: WorkerPort, done: p.TaskDone) -> npt.NDArray[np.uint8]:
-    """The bytes of a block in a worker's memory."""
-    ring = port.segments.get(done.generation)
-    if ring is None or not 0 <= done.index < ring.slots or not 0 <= done.nbytes <= ring.slot_bytes:
-        raise ProtocolError(
-            f"a block of {done.nbytes} bytes in slot {done.index} of generation {done.generation}, which is not there"
-        )
-    offset = done.index * ring.slot_bytes
-    return ring.segment.array[offset : offset + done.nbytes]
 
 
 def read_memory(fd: int) -> bytes:

@@ -26,9 +26,9 @@ def resolved(recipe: Recipe, order: StartRun, checkpoint: bytes, budget: Budget)
     plan = pipeline.plan(dp_degree=order.dp_degree, checkpoint=loaded, allow_changed=order.allow_changed)
     strategy = pipeline.topology.mapping_strategy
     check_topology(plan.lanes, order.dp_degree, 0, strategy)
-    for operator in plan.back:
+    for operator in plan.lane_by_lane:
         operator.setup()
-    for text in warnings_from_child(plan, plan.back):
+    for text in warnings_from_child(plan, plan.lane_by_lane):
         warnings.warn(text, stacklevel=2)
     run = Run(
         plan,
@@ -42,5 +42,5 @@ def resolved(recipe: Recipe, order: StartRun, checkpoint: bytes, budget: Budget)
     check_rings(run, budget)
     live = LiveRun(order.run, order.pipeline, pipeline, run)
     live.careful = order.careful
-    live.through = ", ".join(operator.name for operator in plan.back) or "the making of batches"
+    live.through = ", ".join(operator.name for operator in plan.lane_by_lane) or "the making of batches"
     return live

@@ -27,15 +27,12 @@ from zephon.transport.layout import measure
 from zephon.transport.protocol import Announced, BatchReady, LanesTold, LaneTotal, ReadersLeft, Released
 from zephon.transport.rings import ALONE, ALONE_AT_ONCE, LARGE_RING, RingWriter, Slot, ring_shape
 from zephon.transport.statement import Statement
-from zephon.windows import Outcome, Task, samples_a_task
+from zephon.windows import AnyTask, Outcome, samples_a_task
+from zephon_daemon.feeding import Feeding
 from zephon_daemon.gates import ENDLESS, Gate, Gates
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.lane import Lane, Reader
 from zephon_daemon.others import ANNOUNCEMENTS_KEPT, Others
-from zephon_daemon.scheduler import CREDITS
-
-SIDE_BY_SIDE = 2
-"""Tasks of one lane in work at once while its ring runs empty."""
 
 
 class Run:
@@ -64,7 +61,7 @@ class Run:
         self.readers: dict[int, Reader] = {}
         self.expected: dict[int, int] = {}
         self.lanes: dict[int, Lane] = {}
-        self.records_made, self.tasks_pushed = 0, 0
+        self._feeding = Feeding(plan, self.lanes, self.starts, self.first_epoch, self.task_samples)
         self.others = Others(plan)
         self._unplaced: set[int] = set()
         self._gates = Gates(plan, self.starts, self.first_epoch, self.owned)
@@ -157,10 +154,9 @@ class Run:
         lane = self.lanes[lane_number]
         if number < lane.first_task:
             return []
-        before = lane.producer.stream.produced
+        before, of_front = lane.producer.stream.produced, lane.producer.is_of_front(number - lane.first_task)
         lane.producer.accept(number - lane.first_task, outcome)
-        self.tasks_pushed += 1
-        self.records_made += lane.producer.stream.produced - before
+        self._feeding.made(lane.producer.stream.produced - before, of_front)
         return self._advance(lane)
 
     def tell_lanes(self) -> None:
@@ -199,56 +195,13 @@ class Run:
     # What the scheduler asks
 
     def choose(self, worker: int, workers: int) -> tuple[float, int] | None:
-        """The lane whose next task suits worker number `worker` of `workers` best, with the lane's runway.
+        """The lane whose next task suits worker number `worker` of `workers` best, with the lane's runway."""
+        return self._feeding.choose(worker, workers)
 
-        The least runway is served first. Among lanes that differ by no more than two tasks, one is preferred of which
-        the worker has, or will have, the data decoded already.
-        """
-        found = list(self.candidates(workers))
-        if not found:
-            return None
-        enough = min(found)[0] + 2 * self._records_a_task + 2e-3
-        runway, lane = min(found, key=lambda each: (each[0] > enough, self._home(each[1], workers) != worker, each))
-        return runway, lane
-
-    def candidates(self, workers: int) -> Iterator[tuple[float, int]]:
-        """Lanes that could use another task, each with its runway in records."""
-        per_task = self._records_a_task
-        at_once = max(SIDE_BY_SIDE, -(-workers * CREDITS // max(1, len(self.lanes))))
-        dry = any(lane.runs_dry for lane in self.lanes.values())
-        most = max(frontier.records for frontier in self.starts.values())
-        for lane in self.lanes.values():
-            behind = max(0, most - lane.written) if lane.epoch == self.first_epoch else 0
-            enough = 2 * self.plan.microbatch_size + behind
-            held, outstanding = len(lane.producer.stream), lane.producer.outstanding
-            runway = held + outstanding * per_task
-            wanted = runway < enough or (dry and outstanding < at_once and held <= per_task)
-            if wanted and not lane.producer.exhausted:
-                in_ring = lane.ring.in_flight * self.plan.microbatch_size if lane.ring is not None else 0
-                searched = 0 if lane.producer.stream.produced else lane.producer.upcoming  # in vain, so others first
-                yield runway + in_ring + (outstanding + searched) * 1e-3, lane.number
-
-    @property
-    def _records_a_task(self) -> float:
-        return self.records_made / self.tasks_pushed if self.tasks_pushed else 0.0
-
-    def _home(self, lane: int, workers: int) -> int:
-        """The worker that should do the lane's next task.
-
-        Lanes stand side by side in the data. Where chunks are smaller than tasks, the same piece of all lanes lies in
-        the same row groups, so workers take turns piece by piece. Where they are larger each chunk has row groups of
-        its own and shares those at its ends, so each worker has neighbouring ones.
-        """
-        producer, chunk_size = self.lanes[lane].producer, self.plan.chunk_size
-        if chunk_size > self.task_samples:
-            place = self.plan.curriculum(producer.epoch).place(lane, producer.upcoming // chunk_size)
-            return place * workers // self.plan.lanes
-        return (2 * lane + producer.upcoming // self.task_samples % 2) % workers
-
-    def next_task(self, lane: int) -> tuple[int, Task] | None:
+    def next_task(self, lane: int) -> tuple[int, AnyTask] | None:
         """The lane's next task, with its sequence number."""
         at = self.lanes[lane]
-        found = at.producer.next_task()
+        found = at.producer.next_task(self._feeding.closed)
         if found is None:
             return None
         at.handed_out += 1

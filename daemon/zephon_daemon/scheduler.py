@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
-from zephon.windows import Outcome, Task, end_to_end, halved
+from zephon.windows import AnyTask, Outcome, end_to_end, halved
 
 CREDITS = 3
 DEATHS = 3
@@ -28,7 +28,7 @@ class Work:
 
     run: int
     number: int
-    task: Task
+    task: AnyTask
     deaths: list[str] = field(default_factory=list)
     """How the workers ended that it, or the task that it is a part of, has cost."""
     tries: int = 0
@@ -72,7 +72,7 @@ class Worker:
         return next(iter(self.tasks.items()), None)
 
 
-Pick = Callable[[Callable[[int], bool], int, int], tuple[int, int, Task] | None]
+Pick = Callable[[Callable[[int], bool], int, int], tuple[int, int, AnyTask] | None]
 """`pick(serves, worker, workers)`: the next task (run, number, task) for one of so many workers, numbered from 0, among
 the runs that it serves; or None."""
 

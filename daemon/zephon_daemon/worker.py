@@ -1,8 +1,10 @@
-"""A worker process: it runs the front of pipelines (reading and the leading stateless operators), one task at a time.
+"""A worker process: it runs the front of pipelines (reading and the leading stateless operators) and later stages, one
+task at a time.
 
 It gets stages and tasks over one connection and writes each outcome as a block into a slot of its own ring. The engine
 gives it no more tasks than the ring has slots, and returns each slot as soon as the block is consumed, so the worker
-never waits for space. When its engine is gone the connection ends, and so does the worker.
+never waits for space. The records of a later stage's task lie in a ring of the engine's (`inbox`), until the task is
+done. When its engine is gone the connection ends, and so does the worker.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ from typing import Any
 
 import cloudpickle
 
-from zephon.budget import SETTING
 from zephon.datasets.open_files import resources
-from zephon.errors import MemoryLimit, RecordError, RunFailed, ZephonError
+from zephon.errors import RecordError, RunFailed, ZephonError
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel
-from zephon.transport.layout import measure
+from zephon.transport.layout import measure, read
 from zephon.transport.messages import decode, encode
 from zephon.transport.protocol import (
+    DoStageTask,
     DoTask,
     DropStage,
     LoadStage,
@@ -34,17 +36,16 @@ from zephon.transport.protocol import (
     WorkerReady,
     WorkerShare,
 )
-from zephon.transport.rings import LARGE_RING, RingWriter, Slot
-from zephon.transport.segments import MemoryHeadroom, Segment
+from zephon.transport.segments import Segment
 from zephon.whereabouts import IDLE, LOADING, SETTING_UP
-from zephon.windows import Front, Outcome, Task
+from zephon.windows import AnyTask, Front, Outcome, StageTask, Task
+from zephon_daemon.block_ring import BlockRing, Bytes, OtherRing
 from zephon_daemon.pages import give_back
 from zephon_daemon.scheduler import CREDITS
 from zephon_daemon.worker_notes import OwnNotes
 
-HEADROOM = MemoryHeadroom(setting=f"{SETTING} or --workers")
+FROM_ENGINE = (LoadStage, DropStage, DoTask, DoStageTask, NewSegment, SlotFree, WorkerShare)
 SLOTS = CREDITS
-SMALLEST_SLOT = 256 << 10
 MAX_REPORTS = 50
 TEXT_LIMIT = 8000
 
@@ -57,10 +58,9 @@ class Worker:
         self._stages: dict[int, Front] = {}
         self._unusable: dict[int, Exception] = {}
         self._fresh: set[int] = set()
-        self._tasks: deque[DoTask] = deque()
-        self._ring: RingWriter | None = None
-        self._segments: dict[int, Segment] = {}
-        self._ring_bytes: int | None = None
+        self._tasks: deque[DoTask | tuple[DoStageTask, Bytes]] = deque()
+        self._ring = BlockRing(f"zephon-worker-{os.getpid()}", SLOTS, lambda made, fd: self._send(made, (fd,)))
+        self._inbox = OtherRing("tasks")
         self._notes = OwnNotes()
 
     def run(self) -> None:
@@ -88,15 +88,19 @@ class Worker:
             return
         self._channel.flush()
         for payload, fds in self._channel.receive():
-            message = decode(payload, expect=(LoadStage, DropStage, DoTask, SlotFree, WorkerShare))
+            message = decode(payload, expect=FROM_ENGINE)
             if isinstance(message, DoTask):
                 self._tasks.append(message)
+            elif isinstance(message, DoStageTask):
+                self._tasks.append((message, self._inbox.slot(message.generation, message.index, message.nbytes)))
+            elif isinstance(message, NewSegment):
+                self._inbox.take(message, fds)
             elif isinstance(message, SlotFree):
-                self._free(message)
+                self._ring.free(message.generation, message.index)
             elif isinstance(message, LoadStage):
                 self._load(message, fds)
             elif isinstance(message, WorkerShare):
-                self._ring_bytes = message.ring_bytes
+                self._ring.limit = message.ring_bytes
                 resources().limit_to(message.cache_bytes)
             else:
                 self._end(message.stage)
@@ -116,13 +120,8 @@ class Worker:
         self._stages[message.stage] = front
         self._fresh.add(message.stage)
 
-    def _free(self, message: SlotFree) -> None:
-        assert self._ring is not None
-        self._ring.returned(self._ring.slot(message.generation, message.index), 0)
-        for generation in self._ring.retired():
-            self._segments.pop(generation).close()
-
-    def _do(self, order: DoTask) -> None:
+    def _do(self, given: DoTask | tuple[DoStageTask, Bytes]) -> None:
+        order = given if isinstance(given, DoTask) else given[0]
         started = time.perf_counter_ns()
         self._notes.at.begin(order.task)
         try:
@@ -138,71 +137,27 @@ class Worker:
             if order.stage in self._fresh:
                 self._fresh.discard(order.stage)
                 give_back()
-            outcome = front.run(Task(order.epoch, order.lane, order.low, order.high, order.pointers), self._notes.at)
-            self._deliver(order, outcome, started)
+            task: AnyTask
+            if isinstance(given, DoTask):
+                task = Task(given.epoch, given.lane, given.low, given.high, given.pointers)
+            else:
+                of = given[0]
+                task = StageTask(of.epoch, of.lane, of.low, of.high, of.later, read(given[1]))
+            self._deliver(order.task, front.run(task, self._notes.at), started)
         except (Exception, KeyboardInterrupt, SystemExit) as error:  # whatever a user's function raises is reported
             self._send(failure(order.task, error))
         self._notes.at.begin(-1)
 
-    def _deliver(self, order: DoTask, outcome: Outcome, started: int) -> None:
+    def _deliver(self, task: int, outcome: Outcome, started: int) -> None:
         layout = measure(outcome.block)
-        slot = self._slot_for(layout.nbytes)
-        assert self._ring is not None
-        layout.write(self._segments[slot.generation].array[slot.offset : slot.offset + layout.nbytes])
-        self._ring.publish(slot, (0,))
+        slot = self._ring.write(layout)
         spent = (time.perf_counter_ns() - started) // 1000
         reports = [text[:500] for text in outcome.reports[:MAX_REPORTS]]
         done = (slot.generation, slot.index, layout.nbytes, outcome.skipped, reports, outcome.counters, spent)
-        self._send(TaskDone(order.task, *done))
-
-    def _slot_for(self, nbytes: int) -> Slot:
-        """Room for a block. One too large for the ring, or for this worker's share, gets a segment of its own."""
-        if self._ring is None:
-            self._grow(nbytes if nbytes <= LARGE_RING else 0)
-        assert self._ring is not None
-        if self._ring.outgrows(nbytes) or (not self._ring.fits(nbytes) and self._too_large(nbytes)):
-            slot = self._ring.acquire_alone(nbytes)
-            self._make(slot.generation, nbytes, 1, alone=True)
-            return slot
-        if not self._ring.fits(nbytes):
-            self._grow(nbytes)
-        room = self._ring.acquire(nbytes)
-        assert room is not None, "the engine gave more tasks than the ring has slots"
-        return room
-
-    def _too_large(self, nbytes: int) -> bool:
-        """Whether a ring for such blocks could not grow once more with the old one still in use."""
-        return self._ring_bytes is not None and 2 * _slot_bytes(nbytes) * SLOTS > self._ring_bytes
-
-    def _grow(self, nbytes: int) -> None:
-        size = _slot_bytes(nbytes)
-        if self._ring is None:
-            self._ring = RingWriter(size, SLOTS)
-        else:
-            self._ring.regrow(size, SLOTS)
-            for retired in self._ring.retired():
-                self._segments.pop(retired).close()
-        self._make(self._ring.generation.id, size, SLOTS)
-
-    def _make(self, generation: int, slot_bytes: int, slots: int, alone: bool = False) -> None:
-        used = sum(segment.size for segment in self._segments.values())
-        size = slot_bytes * slots
-        if alone and self._ring_bytes is not None and used + size > self._ring_bytes:
-            raise MemoryLimit(
-                f"a block of {size} bytes needs a segment of its own, but only {max(0, self._ring_bytes - used)} bytes "
-                f"are left for this worker in the memory budget. Raise {SETTING}, or lower --workers."
-            )
-        segment = Segment.create(f"zephon-worker-{os.getpid()}", size, limit=HEADROOM)
-        self._segments[generation] = segment
-        self._send(NewSegment(-1, generation, slot_bytes, slots, alone), (segment.fileno(),))
+        self._send(TaskDone(task, *done))
 
     def _send(self, message: Any, fds: tuple[int, ...] = ()) -> None:
         self._channel.send(encode(message, limit=MAX_DESCRIPTOR), fds)
-
-
-def _slot_bytes(nbytes: int) -> int:
-    size = max(SMALLEST_SLOT, 1 << (nbytes * 5 // 4 - 1).bit_length() if 0 < nbytes < 1 << 20 else nbytes * 5 // 4)
-    return -(-size // 4096) * 4096
 
 
 def failure(task: int, error: BaseException) -> TaskFailed:

@@ -27,10 +27,10 @@ CHAINS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     ],
     "wrapped": [
         ("ensure_mixture", {"max_buffer_size": 8}),
-        ("split", {"max_length": 4, "special_tokens": "none"}),
+        ("split", {"max_length": 4, "special_tokens": "none", "parallelism": 2}),
         ("wrap", {"max_length": 9, "shuffle_strategy": "bins"}),
         ("shuffle", {"buffer_size": 3, "algorithm": "block"}),
-        ("filter", {"every": 2}),
+        ("filter", {"every": 2, "parallelism": 1}),
     ],
     "chats": [
         ("expand_chat", {}),
@@ -42,7 +42,7 @@ CHAINS: dict[str, list[tuple[str, dict[str, Any]]]] = {
         ("stateful_transform", {"count": 5}),
         ("children", {"most": 2}),
         ("shuffle", {"buffer_size": 7}),
-        ("random", {}),
+        ("random", {"parallelism": 3}),
     ],
 }  # fmt: skip
 MORE = {"packed": {}, "wrapped": {"map_batch": True}, "chats": {"flush_every": 1}, "custom": {}}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import zephon
 from tests.unit.small_recipes import ENDS, WORDS, tokenizer
 from zephon import Dataset, InMemoryShard, MixtureSpec, Pipeline, SampleBatch, SampleRecord, StaticMixtureWorkSource
-from zephon.ops import BaseOp, CountingAccumulator, spawn_child
+from zephon.ops import BaseOp, CountingAccumulator, OpTraits, spawn_child
 
 Records = list[SampleRecord]
 Chain = Sequence[tuple[str, Mapping[str, Any]]]
@@ -104,6 +104,12 @@ def mean_length(batch: SampleBatch) -> dict[str, Any] | None:
 
 class Sized(BaseOp):
     """An operator as a class."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        self.at_once = at_once
+
+    def traits(self) -> OpTraits:
+        return OpTraits(parallelism=self.at_once)
 
     def process_one(self, record: SampleRecord) -> Records:
         record.payload["sized"] = size_of(record.payload)
@@ -227,6 +233,8 @@ PIECES: dict[str, Piece] = {
     ),
     "sized": Piece("add_op", settings(), extra=lambda _: {"op": Sized()}),
 }
+SPREADS = ("decode_text", "filter", "random", "tokenize", "split", "tokenize_chat", "children", "sized")
+"""Those that `parallelism` brings to workers, where they stand behind one that holds records."""
 NAMES = [name for name, piece in PIECES.items() if hasattr(Pipeline, piece.method)]
 """All but `map_batch`, which is no operator on records and comes behind the batch."""
 
@@ -284,7 +292,12 @@ def pipeline_of(
     mixture = MixtureSpec({f"d{i}": 1 + i for i in range(len(rows))})
     pipeline = Pipeline(StaticMixtureWorkSource(datasets, mixture, **{"chunk_size": 4, "seed": 1, **(source or {})}))
     for name, drawn in chain:
-        getattr(pipeline, PIECES[name].method)(**PIECES[name].extra(dict(drawn)))
+        given = dict(drawn)
+        at_once = given.pop("parallelism", None)
+        arguments = PIECES[name].extra(given)
+        if at_once is not None:
+            arguments |= {"op": Sized(at_once)} if name == "sized" else {"parallelism": at_once}
+        getattr(pipeline, PIECES[name].method)(**arguments)
     pipeline.batch(microbatch_size, drop_last=drop_last)
     if map_batch:
         pipeline.map_batch(mean_length)
@@ -300,7 +313,14 @@ def chains(draw: st.DrawFn, names: Sequence[str] | None = None, most: int = 5) -
             fitting = [name for name in NAMES if completed([*drawn, name]) is not None]
             drawn = completed([*drawn, draw(st.sampled_from(fitting))]) or drawn
         names = drawn
-    return [(name, draw(PIECES[name].settings)) for name in names]
+    return [(name, {**draw(PIECES[name].settings), **draw(spread(name))}) for name in names]
+
+
+def spread(name: str) -> st.SearchStrategy[dict[str, int]]:
+    """On how many workers at once an operator is to run; mostly nothing is said of it."""
+    if name not in SPREADS:
+        return st.just({})
+    return st.sampled_from([{}, {}, {"parallelism": 1}, {"parallelism": 2}, {"parallelism": 3}])
 
 
 @st.composite

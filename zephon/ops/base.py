@@ -148,6 +148,10 @@ class Operator(ABC):
     """Whether a record that comes out may be made from several samples."""
     users_code: bool = False
     """Whether it runs functions of a user's, which may not be what they should be."""
+    parallelism: int | None = None
+    """Of a stateless operator behind a stateful one: on how many workers at once it runs; None: lane by lane, where
+    lanes are produced. An execution setting, so no part of what `describe` says.
+    """
     grain: int = 1
     """In front of the first stateful operator: its records are worked on in groups whose borders are the multiples of
     this in the lane's samples, so a task is cut nowhere else.

@@ -124,6 +124,7 @@ class Driven:
 
     def __init__(self, name: str, op: BaseOp, traits: OpTraits) -> None:
         self.name, self.op, self.traits = f"add_op {name!r}", op, traits
+        self.parallelism = traits.parallelism if traits.parallelism > 1 else None
         self._digest = digest_of((op.functions, op.made_by) if isinstance(op, FunctionOp) else op)
         self._reset()
 

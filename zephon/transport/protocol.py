@@ -544,6 +544,23 @@ class DoTask:
     pointers: bytes = b""
 
 
+@message("do_stage_task")
+@dataclass(frozen=True, slots=True)
+class DoStageTask:
+    """Records for later stage number `later`: the block lies in the ring that was handed to the worker for that."""
+
+    task: int
+    stage: int
+    epoch: int
+    lane: int
+    low: int
+    high: int
+    later: int
+    generation: int
+    index: int
+    nbytes: int
+
+
 @message("task_done")
 @dataclass(frozen=True, slots=True)
 class TaskDone:

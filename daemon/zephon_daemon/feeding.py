@@ -1,0 +1,112 @@
+"""Which lane's task is next, for a worker that has room for one.
+
+Tasks of later stages come before those of the front, so that what is on its way arrives before more sets out, and no
+more of a stage are in work at once than its `parallelism` says. Of the front, the lane with the least runway is served
+first: with the fewest records that are made, or are on their way, and not yet with its ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+
+from zephon.frontiers import Frontier
+from zephon.plan import Plan
+from zephon_daemon.lane import Lane
+from zephon_daemon.scheduler import CREDITS
+
+SIDE_BY_SIDE = 2
+"""Tasks of one lane in work at once while its ring runs empty."""
+
+
+class Feeding:
+    """The choice for the lanes of one run. `lanes` is the run's own mapping, `starts` where they begin."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        lanes: Mapping[int, Lane],
+        starts: Mapping[int, Frontier],
+        first_epoch: int,
+        task_samples: int,
+    ) -> None:
+        self._plan, self._lanes, self._starts = plan, lanes, starts
+        self._first_epoch, self._task_samples = first_epoch, task_samples
+        self._later = plan.later
+        self._records_made = self._tasks_pushed = 0
+
+    def made(self, records: int, of_front: bool) -> None:
+        """A task came back, and the lane has so many records more."""
+        self._records_made += records
+        self._tasks_pushed += of_front
+
+    @property
+    def closed(self) -> Container[int]:
+        """The later stages of which enough tasks are in work."""
+        if not self._later:
+            return ()
+        lanes = self._lanes.values()
+        return {
+            number
+            for number, stage in enumerate(self._later, 1)
+            if sum(lane.producer.in_work(number) for lane in lanes) >= stage.parallelism
+        }
+
+    def choose(self, worker: int, workers: int) -> tuple[float, int] | None:
+        """The lane whose next task suits worker number `worker` of `workers` best, with the lane's runway.
+
+        Among lanes that differ by no more than two tasks of the front, one is preferred of which the worker has, or
+        will have, the data decoded already.
+        """
+        if self._later and (ready := min(self._ready(), default=None)) is not None:
+            return ready
+        found = list(self._candidates(workers))
+        if not found:
+            return None
+        enough = min(found)[0] + 2 * self._records_a_task + 2e-3
+        runway, lane = min(found, key=lambda each: (each[0] > enough, self._home(each[1], workers) != worker, each))
+        return runway, lane
+
+    def _ready(self) -> Iterator[tuple[float, int]]:
+        """Lanes that have a task of a later stage, each with its runway in records."""
+        closed = self.closed
+        for lane in self._lanes.values():
+            if lane.producer.later_ready(closed):
+                yield len(lane.producer.stream) + self._in_ring(lane), lane.number
+
+    def _candidates(self, workers: int) -> Iterator[tuple[float, int]]:
+        """Lanes that could use another task of the front, each with its runway in records."""
+        per_task = self._records_a_task
+        at_once = max(SIDE_BY_SIDE, -(-workers * CREDITS // max(1, len(self._lanes))))
+        dry = any(lane.runs_dry for lane in self._lanes.values())
+        most = max(frontier.records for frontier in self._starts.values())
+        for lane in self._lanes.values():
+            producer = lane.producer
+            behind = max(0, most - lane.written) if lane.epoch == self._first_epoch else 0
+            enough = 2 * self._plan.microbatch_size + behind
+            held, outstanding = len(producer.stream) + producer.in_later, producer.of_front
+            runway = held + outstanding * per_task
+            wanted = runway < enough or (dry and outstanding < at_once and held <= per_task)
+            if wanted and not producer.full and not producer.exhausted:
+                searched = 0 if producer.stream.produced else producer.upcoming  # in vain, so others first
+                yield runway + self._in_ring(lane) + (outstanding + searched) * 1e-3, lane.number
+
+    def _in_ring(self, lane: Lane) -> int:
+        """Records that wait for the lane's ranks, or are with them."""
+        return lane.ring.in_flight * self._plan.microbatch_size if lane.ring is not None else 0
+
+    @property
+    def _records_a_task(self) -> float:
+        return self._records_made / self._tasks_pushed if self._tasks_pushed else 0.0
+
+    def _home(self, lane: int, workers: int) -> int:
+        """The worker that should do the lane's next task.
+
+        Lanes stand side by side in the data. Where chunks are smaller than tasks, the same piece of all lanes lies in
+        the same row groups, so workers take turns piece by piece. Where they are larger each chunk has row groups of
+        its own and shares those at its ends, so each worker has neighbouring ones.
+        """
+        producer, chunk_size = self._lanes[lane].producer, self._plan.chunk_size
+        if chunk_size > self._task_samples:
+            place = self._plan.curriculum(producer.epoch).place(lane, producer.upcoming // chunk_size)
+            return place * workers // self._plan.lanes
+        return (2 * lane + producer.upcoming // self._task_samples % 2) % workers
