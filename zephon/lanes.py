@@ -94,6 +94,11 @@ class RoundRobin:
         """The lane whose batch is next."""
         return min(self.stands, key=self.stands.__getitem__)  # of equals the first, and so the lowest
 
+    def turn_after(self, lane: int) -> int:
+        """The lane whose turn it will be once `lane`'s next batch has been delivered."""
+        stands = {**self.stands, lane: self.until(lane)}
+        return min(stands, key=stands.__getitem__)
+
     def until(self, lane: int) -> int:
         """The record number at which the lane's next batch ends if the lane has that many."""
         return batch_end(self.stands[lane], self.most, self.microbatch_size)

@@ -32,7 +32,8 @@ TOKEN_FIELDS = ("input_ids", "tokens", "token_ids")
 _OUTPUTS = (
     "input_ids", "labels", "positions", "loss_mask", "padding_mask", "cu_seqlens", "max_seqlen", "num_valid_tokens",
 )  # fmt: skip
-_TORCH_DTYPES = tuple(map(np.dtype, ("?", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")))
+TORCH_DTYPES = tuple(map(np.dtype, ("?", "u1", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")))
+"""What torch has full support for; arrays of other types stay numpy."""
 
 
 def to_training(
@@ -242,7 +243,7 @@ def to_torch(array: AnyArray) -> Any:
     """A tensor over the array's memory; the array itself where torch hardly supports its dtype."""
     import torch
 
-    return torch.from_numpy(array) if array.dtype in _TORCH_DTYPES else array
+    return torch.from_numpy(array) if array.dtype in TORCH_DTYPES else array
 
 
 def _own(value: Any, as_torch: bool) -> Any:

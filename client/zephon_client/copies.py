@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -44,13 +45,14 @@ class Copies:
                     f"needed any more (a list of them, a loss that keeps its graph), or raise {BUDGET_SETTING}."
                 )
 
-    def copy(self, data: Bytes) -> Bytes:
+    def copy(self, data: Bytes, into: Callable[[Bytes], Bytes] = np.array) -> Bytes:
         """The same bytes in memory of their own, counted as long as any array over them lives."""
+        copied = into(data)
         key = SlotKey(-1, 0, self._numbers)
         self._numbers += 1
         self._sizes[key] = len(data)
         self.nbytes += len(data)
-        return self._keeper.lease(np.array(data), 0, len(data), key)
+        return self._keeper.lease(copied, 0, len(data), key)
 
     def _alive(self) -> int:
         for key in self._keeper.drain():

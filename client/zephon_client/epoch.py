@@ -99,6 +99,12 @@ class Epoch:
             )
         return queue[0]
 
+    def after(self, ready: Ready) -> Ready | None:
+        """The batch that is due once `ready` has been handed over, if it is here."""
+        lane = self.turns.turn_after(ready.at.lane)
+        queue, place = self._ready[lane], int(lane == ready.at.lane)
+        return queue[place] if len(queue) > place else None
+
     def ends_round(self, lane: int) -> bool:
         """Whether the next batch, of that lane, is the last of its round."""
         return self.turns.ends_round(lane)

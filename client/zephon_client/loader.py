@@ -21,11 +21,12 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 from zephon.batches import Batch
-from zephon.errors import CheckpointError, DaemonUnavailable, SettingError, TopologyError, ZephonError
+from zephon.errors import BatchesHeld, CheckpointError, DaemonUnavailable, SettingError, TopologyError, ZephonError
 from zephon.frontiers import Checkpoint, complete_checkpoint
 from zephon.lanes import check_step
 from zephon.transport import layout
@@ -118,16 +119,22 @@ class Loader(Iterator[Batch]):
                     self._connection.feed.slots.unused(epoch.pass_over(ready))
                     continue
                 if ready is None or self._ungiven > self._connection.feed.slots.spare:
-                    self._give_back(run)
+                    self._give_back(run, wait=ready is None)
                 over = ready is None and epoch.over(lane)
                 copied = ready is not None and ready.batch is None and self._make(ready, epoch, output)
-                if copied:
+                expected = True
+                if ready is not None and output.ahead is not None:
+                    self._go_ahead(ready, run, output)
+                elif copied:
                     assert ready is not None
                     expected = output.copies or self._connection.feed.slots.is_alone(ready.at)
                     self._give_back(run)
             if ready is not None:
                 if copied and not expected:
                     self._warn_of_copies(ready)
+                if output.ahead is not None and output.ahead.unsaid:
+                    unsaid, output.ahead.unsaid = output.ahead.unsaid, ""
+                    warnings.warn(unsaid, stacklevel=3)
                 batch: Batch = ready.batch
                 self._losses = 0
                 self._handed = ready
@@ -149,8 +156,11 @@ class Loader(Iterator[Batch]):
     def _make(self, ready: Ready, epoch: Epoch, output: Output) -> bool:
         """Makes the batch; whether it is a copy, so that its slot is free at once."""
         slots = self._connection.feed.slots
-        copied = output.copies or slots.short(ready.at)
-        if copied and not output.copies:
+        copied, sent = output.copies or slots.short(ready.at), None
+        if output.ahead is not None:
+            self._copies.make_room(ready.at.nbytes)
+            block, sent = output.ahead.send(slots, ready.at, self._copies)
+        elif copied and not output.copies:
             self._copies.make_room(ready.at.nbytes)
             block = layout.read(self._copies.copy(slots.lease(ready.at)))
         else:
@@ -161,8 +171,21 @@ class Loader(Iterator[Batch]):
             lane=ready.at.lane,
             first_record=ready.at.first_record,
             ends_round=epoch.ends_round(ready.at.lane),
+            sent=sent,
         )
         return copied
+
+    def _go_ahead(self, ready: Ready, run: Run, output: Output) -> None:
+        """The batch is handed over; the next one is sent to the device, so that it is there when it is asked for."""
+        epoch = run.epoch
+        ready.batch.arrive(epoch.ends_round(ready.at.lane))
+        after = epoch.after(ready)
+        if after is None:
+            self._hear(run)
+            after = epoch.after(ready)
+        if after is not None and after.batch is None and after.at.records:
+            with suppress(BatchesHeld):  # then it is said when the batch is due
+                self._make(after, epoch, output)
 
     def _end_epoch(self, run: Run) -> None:
         """Goes on to the next epoch; StopIteration unless the epoch was over when its state was loaded."""
@@ -411,12 +434,15 @@ class Loader(Iterator[Batch]):
             for stale in run.take(feed.arrived):
                 feed.slots.unused(stale)
 
-    def _give_back(self, run: Run) -> None:
-        """Returns the slots over which no array lives any more.
+    def _give_back(self, run: Run, wait: bool = False) -> None:
+        """Returns the slots over which no array lives any more, and no copy to a device is under way.
 
-        While batches are here, several go back together: each message wakes the engine, which may take this very core.
+        `wait` waits for such copies. While batches are here, several go back together: each message wakes the engine,
+        which may take this very core.
         """
         self._ungiven = 0
+        if self._output is not None and self._output.ahead is not None:
+            self._output.ahead.reap(wait)
         self._connection.feed.give_back(run.epoch.number, run.epoch.turns.rounds)
 
     def _warn_of_copies(self, ready: Ready) -> None:

@@ -1,4 +1,8 @@
-"""What a rank gets: a batch over its slot, or over memory of its own where it asked for pinned memory or a device."""
+"""What a rank gets: a batch over its slot, or over memory of its own where it asked for pinned memory or a device.
+
+Where the device has a stream of copies, batches are on their way before they are due (`ahead`); to other devices each
+field is copied when it is first touched.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ import numpy as np
 
 from zephon.batches import Batch
 from zephon.columns import AnyArray, Block, Fixed, Ragged
+from zephon_client.ahead import Ahead, Sent
+from zephon_client.device import device_of
 from zephon_client.settings import Settings
 
 
@@ -19,6 +25,8 @@ class Output:
         self._kind = settings.output
         self._pin, self._device = settings.pin_memory, settings.device
         self._names, self._packed = dataset_names, packed
+        self.ahead: Ahead | None = None
+        """Copies to the device, where it is of the kind that takes them ahead."""
 
     @property
     def copies(self) -> bool:
@@ -26,7 +34,10 @@ class Output:
         return self._pin or self._device is not None
 
     def prepare(self) -> None:
-        """Looks for a GPU if pinned memory was asked for; imports torch then, and only then."""
+        """Looks for the device, and for a GPU if pinned memory was asked for; imports torch then, and only then."""
+        if self._device is not None and self.ahead is None:
+            device = device_of(self._device)
+            self.ahead = None if device is None else Ahead(device)
         if self._pin and not _has_gpu():
             self._pin = False
             warnings.warn(
@@ -40,8 +51,10 @@ class Output:
         copy = block.copy()
         return copy.with_fields({name: _pinned(c) for name, c in copy.fields.items()}) if self._pin else copy
 
-    def batch(self, block: Block, *, lane: int, first_record: int, ends_round: bool) -> Batch:
-        """The batch over that block."""
+    def batch(
+        self, block: Block, *, lane: int, first_record: int, ends_round: bool, sent: Sent | None = None
+    ) -> Batch:
+        """The batch over that block, which may be on its way to the device."""
         batch = Batch(
             block,
             lane=lane,
@@ -51,16 +64,16 @@ class Output:
             packed=self._packed,
             output=self._kind,
         )
-        return batch if self._device is None else DeviceBatch(batch, self._device)
+        return batch if self._device is None else DeviceBatch(batch, self._device, sent)
 
 
 class DeviceBatch(Batch):
-    """A batch whose tensors are on a device: each field is moved when it is first touched, and then kept there.
+    """A batch whose tensors are on a device: sent there before, or each when it is first touched, and then kept.
 
     The host's side of it (`digest`, `samples`, text) stays as it is. Copies and pickles are ordinary batches.
     """
 
-    def __init__(self, batch: Batch, device: Any) -> None:
+    def __init__(self, batch: Batch, device: Any, sent: Sent | None = None) -> None:
         super().__init__(
             batch.block,
             lane=batch.lane,
@@ -73,18 +86,29 @@ class DeviceBatch(Batch):
         self.device = device
         self._host = batch
         self._on_device: dict[str, Any] = {}
+        self._sent = sent
+
+    def arrive(self, ends_round: bool) -> None:
+        """It is handed over now; one that was sent ahead did not know yet whether it ends a round."""
+        self.ends_round = self._host.ends_round = ends_round
+        if self._sent is not None:
+            self._sent.arrive()
 
     def __getitem__(self, field: str) -> Any:
         if field not in self._on_device:
             value = self._host[field]
             if not _is_tensor(value):
                 return value
-            self._on_device[field] = value.to(self.device)
+            there = None if self._sent is None else self._sent.field(field, value.numpy())
+            self._on_device[field] = value.to(self.device) if there is None else there
         return self._on_device[field]
 
     def to_training(self, **settings: Any) -> dict[str, Any]:
         made = self._host.to_training(**settings)
-        return {name: value.to(self.device) if _is_tensor(value) else value for name, value in made.items()}
+        return {name: self._placed(value) if _is_tensor(value) else value for name, value in made.items()}
+
+    def _placed(self, tensor: Any) -> Any:
+        return tensor.to(self.device) if self._sent is None else self._sent.device.place(tensor)
 
     def copy(self) -> Batch:  # type: ignore[override]
         return self._host.copy()

@@ -8,6 +8,7 @@ slots is back; arrays that are still alive keep their memory all the same.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,8 @@ class Slots:
         self._current: dict[int, int] = {}
         self._alone: Counter[int] = Counter()
         self._unused: list[SlotKey] = []
+        self.when_unmapped: Callable[[tuple[int, int]], None] = lambda _: None
+        """Is told of each segment, as (lane, generation), right before it is unmapped."""
         self.spare = 0
         """How many slots may be free here without the engine being told: a quarter of the rings."""
 
@@ -81,6 +84,16 @@ class Slots:
         offset = ready.index * mapped.slot_bytes
         self._alone[ready.lane] += mapped.alone
         return self._keeper.lease(mapped.segment.array, offset, ready.nbytes, key, read_only=not self._writable)
+
+    @property
+    def read_only(self) -> bool:
+        """Whether the rings are mapped so."""
+        return not self._writable
+
+    def memory(self, segment: tuple[int, int]) -> npt.NDArray[np.uint8] | None:
+        """All of a ring's segment, by (lane, generation); None for that of a batch which travels alone."""
+        mapped = self._mapped[segment]
+        return None if mapped.alone else mapped.segment.array
 
     def short(self, ready: BatchReady) -> bool:
         """Whether holding one more slot of that lane would leave the engine too few to write ahead into.
@@ -133,7 +146,8 @@ class Slots:
 
     def close(self) -> None:
         """Unmaps everything that no array keeps alive."""
-        for mapped in self._mapped.values():
+        for key, mapped in self._mapped.items():
+            self.when_unmapped(key)
             mapped.segment.close()
         self._mapped = {}
 
@@ -146,4 +160,5 @@ class Slots:
         for key, mapped in list(self._mapped.items()):
             if key[0] == lane and key[1] < current and not mapped.out and not mapped.alone:
                 del self._mapped[key]
+                self.when_unmapped(key)
                 mapped.segment.close()
