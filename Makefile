@@ -18,7 +18,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1
 # Containers often forbid bytecode files; then every process that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
-PIP := $(BIN)/python -m pip install -qq --no-input --progress-bar off --constraint constraints.txt
+PIP := $(BIN)/python -m pip install -qq --no-input --no-compile --progress-bar off --constraint constraints.txt
 
 .PHONY: run test lint bench bench-compare docs soak clean help
 .DELETE_ON_ERROR:

@@ -178,6 +178,11 @@ class LaneProducer:
         """Whether so much is in front of a later stage that the front should wait."""
         return bool(self._lines) and self._lines[0].full
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether there is a task to hand out."""
+        return self.later_ready() or not (self.full or self.exhausted)
+
     def later_ready(self, closed: Container[int] = ()) -> bool:
         """Whether `next_task` would be one of a later stage, other than those `closed`."""
         return bool(self._lines) and self._ready(closed) is not None

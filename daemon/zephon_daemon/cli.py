@@ -120,6 +120,8 @@ def _parser() -> argparse.ArgumentParser:
 def _daemon_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("recipe", metavar="RECIPE", help="recipe.py or recipe.toml, or recipe.py:name")
     parser.add_argument("--workers", type=_positive, metavar="N", help="worker processes (default: cores allowed)")
+    text = "engine processes that the ranks' lanes are dealt to (default: one for every 16 workers)"
+    parser.add_argument("--engines", type=_engines, metavar="N", help=text)
     text = "bound on rings and caches, such as 4G (default: half of what is free)"
     parser.add_argument("--memory", type=size, metavar="SIZE", help=text)
     text = "a worker, or the engine, that shows no progress for so long is reported (default: 20; 0: never)"
@@ -149,15 +151,18 @@ def _daemon(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
 
     from zephon.transport.endpoints import control_path
     from zephon_daemon.daemon import Settings, serve
+    from zephon_daemon.dealing import automatic
     from zephon_daemon.watchdog import Patience
 
     _refuse_unavailable(parser, arguments)
     setproctitle(f"zephon daemon {arguments.recipe}")
     socket = control_path(arguments.socket) if arguments.socket else default_socket(arguments.recipe)
-    workers = arguments.workers or len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
+    workers = arguments.workers or cores
     patience = Patience.of(arguments.stall_seconds, arguments.stall_end_seconds)
+    engines = arguments.engines or automatic(workers, cores)
     return serve(
-        Settings(arguments.recipe, socket, workers, arguments.memory, arguments.parent, patience=patience)
+        Settings(arguments.recipe, socket, workers, arguments.memory, arguments.parent, engines, patience=patience)
     )
 
 
@@ -169,6 +174,7 @@ def _launch(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
         parser.error("launch needs a command after `--`: zephon launch RECIPE -- torchrun …")
     options = [
         *(["--workers", str(arguments.workers)] if arguments.workers else []),
+        *(["--engines", str(arguments.engines)] if arguments.engines else []),
         *(["--memory", str(arguments.memory)] if arguments.memory else []),
         *(["--stall-seconds", str(arguments.stall_seconds)] if arguments.stall_seconds is not None else []),
         *(["--stall-end-seconds", str(arguments.stall_end_seconds)] if arguments.stall_end_seconds is not None else []),
@@ -253,6 +259,10 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 is expected")
     return int(text)
+
+
+def _engines(text: str) -> int | None:
+    return None if text == "auto" else _positive(text)
 
 
 def _seconds(text: str) -> float:

@@ -1,8 +1,8 @@
 """The daemon process: the shell around `sessions.Sessions` and `supervision.Supervision`.
 
-One thread, one loop over the control socket (requests), the data socket (connections of clients, passed on to the
-engine once they are attached), the engine's channel, the fork server (ends of processes), a pidfd for each client, and
-signals.
+One thread, one loop over the control socket (requests), the data socket (connections of clients, passed on to their
+engine once they are attached), the engines' channels, the fork servers (ends of processes), a pidfd for each client,
+and signals.
 It never runs user code and never waits for one peer while others ask.
 
 Both sockets belong together: who holds the data socket, which only one process can, may replace a dead control socket.
@@ -28,34 +28,32 @@ from zephon.recipe import split_name
 from zephon.transport import protocol as p
 from zephon.transport.channels import Channel, Listener, close_all, listen
 from zephon.transport.endpoints import announce, data_path, withdraw
-from zephon.transport.large import decode_large
+from zephon.transport.large import decode_large, send_large
 from zephon.transport.messages import MAX_MESSAGE, decode, encode
 from zephon_daemon.asked import LONGEST_TEXT
-from zephon_daemon.black_box import BlackBox
-from zephon_daemon.engine_watch import EngineWatch
+from zephon_daemon.composed import composed
+from zephon_daemon.dealing import check_engines, share
+from zephon_daemon.engine_seat import EngineSeat
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch
 from zephon_daemon.orders import Answer, Forget, HandOver, HangUp, Instruction, Start, ToEngine
 from zephon_daemon.progress import Rates, memory_of
+from zephon_daemon.report_requests import MOST_REPORTS, ReportRequest, ReportRequests
 from zephon_daemon.sessions import Sessions
-from zephon_daemon.stacks import Stack, state_of
-from zephon_daemon.supervision import CannotGoOn, Supervision, Targets
+from zephon_daemon.stacks import state_of
+from zephon_daemon.supervision import CannotGoOn, Supervision, Targets, end_leftovers, reap
 from zephon_daemon.surroundings import check_free, memory_of_text, notify, supervisor, who_serves
 from zephon_daemon.watchdog import Patience
 
-FROM_ENGINE = (p.EngineReady, p.WorkerServes, p.RunStarted, p.RunRefused, p.ReaderGone, p.EngineReport)
+FROM_ENGINE = (
+    p.EngineReady, p.WorkerServes, p.RunStarted, p.RunRefused, p.ReaderGone, p.LanesTold, p.EngineReport,
+)  # fmt: skip
 
 JOIN_SECONDS = 10.0
 """A data connection that has not said whose it is by then is closed."""
 
 MOST_JOINING = 256
 """Data connections that have not said whose they are yet; further ones are closed at once."""
-
-MOST_REPORTS = 64
-"""Requests for progress that wait for the engine's part; further ones are answered without it."""
-
-REPORT_SECONDS = 2.0
-"""How long a request for progress waits for the engine's part."""
 
 DONE, FAILED, CANNOT_START, INTERRUPTED = 0, 1, 3, 130
 
@@ -73,6 +71,7 @@ class Settings:
     workers: int
     memory: int | None = None
     parent: int | None = None
+    engines: int = 1
     targets: Targets = field(default_factory=Targets)
     patience: Patience = field(default_factory=Patience)
 
@@ -106,18 +105,10 @@ class Daemon:
         self._settings = settings
         path, name = split_name(settings.recipe)
         self._recipe = os.path.abspath(os.path.expanduser(path)) + ("" if path == settings.recipe else f":{name}")
-        self._sessions = Sessions(self._recipe, supervisor=supervisor(settings.parent))
-        self._supervision = Supervision(
-            self._recipe,
-            {
-                "workers": settings.workers,
-                "memory": Budget.of(settings.memory, settings.workers).total,
-                "stall_seconds": settings.patience.limit,
-                "stall_end_seconds": settings.patience.end,
-            },
-            path=[os.path.dirname(os.path.abspath(os.path.expanduser(path)))],
-            targets=settings.targets,
-        )
+        check_engines(settings.engines, settings.workers)
+        self._sessions = Sessions(self._recipe, supervisor=supervisor(settings.parent), engines=settings.engines)
+        memory = Budget.of(settings.memory, settings.workers).total
+        self._seats = [self._seat(number, memory) for number in range(settings.engines)]
         self._poller = zmq.Poller()
         self._handlers: dict[int, Callable[[], None]] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -126,18 +117,32 @@ class Daemon:
         self._joining: dict[int, tuple[Channel, float]] = {}
         self._held: dict[int, Channel] = {}
         self._watches: dict[int, int] = {}
-        self._reports: dict[int, tuple[Hashable, float]] = {}
-        self._report_number = 0
+        self._reports = ReportRequests()
         self._rates = Rates()
-        self._engine_watch = EngineWatch(settings.patience, time.monotonic)
         self._look_at = 0.0
         self._signals: list[int] = []
         self._started = time.monotonic()
         self._parent: int | None = None
         self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._ready = self._bound = self._closing = self._ends_clients = False
-        self._watched_engine = self._watched_server = -1
-        self._box: BlackBox | None = None
+
+    def _seat(self, number: int, memory: int) -> EngineSeat:
+        settings, of = self._settings, self._settings.engines
+        workers = share(settings.workers, of, number)
+        supervision = Supervision(
+            self._recipe,
+            {
+                "workers": workers,
+                "memory": memory // of,
+                "engines": of,
+                "stall_seconds": settings.patience.limit,
+                "stall_end_seconds": settings.patience.end,
+            },
+            path=[os.path.dirname(split_name(self._recipe)[0])],
+            targets=settings.targets,
+            label=str(number) if of > 1 else "",
+        )
+        return EngineSeat(number, supervision, settings.patience, workers)
 
     # Life
 
@@ -153,7 +158,7 @@ class Daemon:
                 raise CannotStart(f"process {self._settings.parent}, to leave with, is gone")
             self._watch(self._parent, self._on_parent)
         self._bind()
-        self._supervision.start()
+        self._seats[0].start()
 
     def run(self) -> int:
         """The loop. Returns the exit code."""
@@ -185,7 +190,11 @@ class Daemon:
             self._end_clients(signal.SIGTERM)
         for channel in [*self._held.values(), *(channel for channel, _ in self._joining.values())]:
             channel.close()
-        self._supervision.close()
+        for seat in self._seats:
+            seat.supervision.ask_to_end()
+        for seat in self._seats:
+            seat.supervision.close()
+        end_leftovers()
         if self._ends_clients:
             self._wait_for_clients()
         if self._context is not None:
@@ -200,8 +209,8 @@ class Daemon:
         for fd in (*self._watches.values(), self._wake, self._waker, self._parent):
             if fd is not None:
                 os.close(fd)
-        self._engine_watch.gone()
-        self._open_box()
+        for seat in self._seats:
+            seat.close()
 
     def _bind(self) -> None:
         path = self._settings.socket
@@ -244,13 +253,12 @@ class Daemon:
     def _timeout(self) -> int:
         """Milliseconds until time alone may change something; -1 for never."""
         now = time.monotonic()
-        times = [at for _, at in self._reports.values()]
+        times = self._reports.deadlines
         if self._sessions.needs_ticks or self._joining:
             times.append(now + _TICK_SECONDS)
-        if self._sessions.clients or self._reports:
+        if self._sessions.clients or times:
             times.append(self._look_at)
-        if (at := self._supervision.wake_at) is not None:
-            times.append(at)
+        times += [at for seat in self._seats if (at := seat.supervision.wake_at) is not None]
         return int(max(0.0, min(times) - now) * 1000) + 1 if times else -1
 
     def _tick(self) -> None:
@@ -260,19 +268,17 @@ class Daemon:
         for fd in [fd for fd, (_, since) in self._joining.items() if now - since >= JOIN_SECONDS]:
             self._drop_joining(fd)
         if now >= self._look_at:
-            self._look_at = now + self._engine_watch.look_seconds
-            if self._engine_watch.look():
-                self._supervision.kill_engine()
-        late = [number for number, (_, deadline) in self._reports.items() if deadline <= now]
-        if late:
-            why = self._engine_watch.state() or f"gave no report within {REPORT_SECONDS:g} s"
-            self._give_up_reports(late, why)
+            self._look_at = now + self._settings.patience.look
+            for seat in self._seats:
+                seat.look()
+        self._give_reports(self._reports.late(now))
 
     # Signals
 
     def _on_signal(self, number: int, _: Any) -> None:
         if self._closing and number == signal.SIGINT:
-            self._supervision.force()
+            for seat in self._seats:
+                seat.supervision.force()
         self._signals.append(number)
 
     def _drain_wakes(self) -> None:
@@ -284,7 +290,7 @@ class Daemon:
         while self._signals:
             number = self._signals.pop(0)
             if number == signal.SIGCHLD:
-                self._supervision.reap()
+                reap([seat.supervision.server_pid for seat in self._seats])
                 continue
             _log.info("%s: ending", signal.Signals(number).name)
             # A launched daemon has a session of its own: its SIGINT is the launcher's, whose user wants all to end now.
@@ -318,100 +324,91 @@ class Daemon:
     # Processes
 
     def _supervise(self) -> None:
-        how = self._supervision.step()
-        if how is not None:
-            self._from_engine()
-            self._unwatch(self._watched_engine)
-            self._unwatch(self._watched_server)
-            self._watched_engine = self._watched_server = -1
-            how = self._engine_watch.gone() or how
-            work = self._open_box()
-            how = f"{how}, {work}" if work else how
-            self._supervision.lose_engine(how)
-            self._carry_out(self._sessions.engine_died(how, time.monotonic()))
-            self._give_up_reports(list(self._reports), f"died ({how}), a new one is started")
-
-    def _open_box(self) -> str:
-        """What the engine was at work on when it died."""
-        box, self._box = self._box, None
-        if box is None:
-            return ""
-        work = str(box)
-        box.close()
-        return work
+        for seat in self._seats:
+            how = seat.supervision.step()
+            if how is None:
+                continue
+            self._from_engine(seat)
+            self._unwatch(seat.watched_engine)
+            self._unwatch(seat.watched_server)
+            seat.watched_engine = seat.watched_server = -1
+            how = seat.lost(how)
+            self._carry_out(self._sessions.engine_died(how, time.monotonic(), seat.number))
+            self._give_reports(self._reports.died(seat.number, how))
 
     def _update_watches(self) -> None:
-        server = self._supervision.fileno()
-        if server != self._watched_server:
-            self._unwatch(self._watched_server)
-            self._watch(server, lambda: None)
-            self._watched_server = server
-        engine = self._supervision.engine
-        if engine is None:
-            return
-        fd = engine.fileno()
-        if fd != self._watched_engine:
-            self._unwatch(self._watched_engine)
-            self._watch(fd, self._from_engine)
-            self._watched_engine = fd
-        if engine.closed:
-            # The fork server reports its end in a moment; until then the connection would be readable without end.
-            self._unwatch(fd)
-        else:
-            self._poller.modify(fd, zmq.POLLIN | (zmq.POLLOUT if engine.wants_write else 0))
+        for seat in self._seats:
+            server = seat.supervision.fileno()
+            if server != seat.watched_server:
+                self._unwatch(seat.watched_server)
+                if server >= 0:
+                    self._watch(server, lambda: None)
+                seat.watched_server = server
+            engine = seat.channel
+            if engine is None:
+                continue
+            fd = engine.fileno()
+            if fd != seat.watched_engine:
+                self._unwatch(seat.watched_engine)
+                self._watch(fd, partial(self._from_engine, seat))
+                seat.watched_engine = fd
+            if engine.closed:
+                # The fork server reports its end in a moment; until then it would be readable without end.
+                self._unwatch(fd)
+            else:
+                self._poller.modify(fd, zmq.POLLIN | (zmq.POLLOUT if engine.wants_write else 0))
 
-    def _from_engine(self) -> None:
-        engine = self._supervision.engine
+    def _from_engine(self, seat: EngineSeat) -> None:
+        engine = seat.channel
         if engine is None:
             return
         engine.flush()
         try:
-            self._hear_engine(engine)
+            self._hear_engine(seat, engine)
         except ProtocolError as error:  # an engine that is out of its mind is replaced like a dead one
             _log.error("the engine is ended: %s", error)
-            self._supervision.kill_engine()
+            seat.supervision.kill_engine()
 
-    def _hear_engine(self, engine: Channel) -> None:
+    def _hear_engine(self, seat: EngineSeat, engine: Channel) -> None:
         now = time.monotonic()
         for data, fds in engine.receive():
             try:
                 message = decode_large(data, fds, FROM_ENGINE)
-                if isinstance(message, p.EngineReady) and fds:
-                    self._engine_watch.gone()
-                    self._open_box()
-                    self._box = BlackBox.attach(fds.pop(0))
-                    if len(fds) == 2:
-                        stack = Stack(fds.pop(0), fds.pop(0), self._supervision.engine_pid or 0)
-                        self._engine_watch.met(self._box, stack)
+                if isinstance(message, p.EngineReady):
+                    self._engine_ready(seat, message, fds)
             finally:
                 close_all(fds)
-            if isinstance(message, p.EngineReady):
-                self._engine_ready(message)
-            elif isinstance(message, p.WorkerServes):
-                self._supervision.worker_serves(message.worker)
+            if isinstance(message, p.WorkerServes):
+                seat.supervision.worker_serves(message.worker)
             elif isinstance(message, p.RunStarted):
-                self._carry_out(self._sessions.run_started(message, now))
+                self._carry_out(self._sessions.run_started(message, now, seat.number))
             elif isinstance(message, p.ReaderGone):
                 self._carry_out(self._sessions.gone(message.client, now, told_by_engine=True))
+            elif isinstance(message, p.LanesTold):
+                self._carry_out(self._sessions.lanes_told(message, seat.number))
             elif isinstance(message, p.EngineReport):
-                self._engine_report(message)
-            elif message.run < 0:
-                raise CannotStart(message.text)
-            else:
-                self._carry_out(self._sessions.run_refused(message.run, message.kind, message.text))
+                self._give_reports(self._reports.answered(message.request, seat.number, message.report))
+            elif isinstance(message, p.RunRefused):
+                if message.run < 0:
+                    raise CannotStart(message.text)
+                refused = self._sessions.run_refused(message.run, message.kind, message.text, seat.number)
+                self._carry_out(refused)
 
-    def _engine_ready(self, message: p.EngineReady) -> None:
-        self._supervision.engine_ready(message.workers)
-        self._carry_out(self._sessions.engine_ready(message.pipelines, time.monotonic()))
-        if not self._ready:
+    def _engine_ready(self, seat: EngineSeat, message: p.EngineReady, fds: list[int]) -> None:
+        seat.met(fds)
+        for other in self._seats:  # what the first one had to index or download, the others need not
+            other.start()
+        self._carry_out(self._sessions.engine_ready(message.pipelines, time.monotonic(), seat.number))
+        if not self._ready and all(each.ready for each in self._seats):
             self._ready = True
             print(f"zephon daemon ready: {self._settings.socket}", flush=True)
             notify("READY=1")
 
-    def _to_engine(self, message: object, fds: tuple[int, ...] = ()) -> None:
+    def _to_engine(self, number: int, message: object, fds: tuple[int, ...] = ()) -> None:
         # Where the engine is gone, its end is noticed in a moment, and everybody who waits for it is told.
-        if self._supervision.engine is not None:
-            self._supervision.engine.send(encode(message), fds)
+        engine = self._seats[number].channel
+        if engine is not None:
+            send_large(engine, message, fds)
 
     # Control requests
 
@@ -439,14 +436,15 @@ class Daemon:
             self._carry_out(self._sessions.attach(ask, request, now))
         elif isinstance(request, p.Goodbye):
             self._carry_out(self._sessions.goodbye(ask, request, now))
-        elif self._supervision.engine is None or not self._ready:
-            self._answer(ask, p.ProgressReport(self._report(None, "starting")))
-        elif len(self._reports) >= MOST_REPORTS:
-            self._answer(ask, p.ProgressReport(self._report(None, f"asked for {MOST_REPORTS} reports already")))
+        elif not any(seat.channel for seat in self._seats) or not self._ready:
+            self._answer(ask, p.ProgressReport(self._report({}, {}, "starting")))
+        elif self._reports.full:
+            self._answer(ask, p.ProgressReport(self._report({}, {}, f"asked for {MOST_REPORTS} reports already")))
         else:
-            self._report_number += 1
-            self._reports[self._report_number] = ask, now + REPORT_SECONDS
-            self._to_engine(p.Report(self._report_number))
+            there = [seat.number for seat in self._seats if seat.channel is not None]
+            number = self._reports.open(ask, there, now)
+            for engine in there:
+                self._to_engine(engine, p.Report(number))
 
     def _answer(self, ask: Hashable, message: Any) -> None:
         assert self._control is not None
@@ -471,13 +469,13 @@ class Daemon:
             elif isinstance(order, HangUp):
                 self._hang_up(order.client)
             elif isinstance(order, ToEngine):
-                self._to_engine(order.message)
+                self._to_engine(order.engine, order.message)
             else:
                 self._forget(order)
 
     def _start_run(self, order: Start) -> None:
         fd = memory_of_text(order.checkpoint)
-        self._to_engine(order.message, (fd,))
+        self._to_engine(order.engine, order.message, (fd,))
         os.close(fd)
 
     # Data connections and clients
@@ -551,24 +549,26 @@ class Daemon:
         if channel is not None:
             self._unwatch(channel.fileno())
             memory = (memory_of_text(order.statement),) if order.statement else ()
-            self._to_engine(order.message, (channel.fileno(), *memory))
+            self._to_engine(order.engine, order.message, (channel.fileno(), *memory))
             close_all(memory)
             channel.close()
 
     # Progress
 
-    def _engine_report(self, message: p.EngineReport) -> None:
-        found = self._reports.pop(message.request, None)
-        if found is not None:
-            self._rates.add(message.report, time.monotonic())
-            self._answer(found[0], p.ProgressReport(self._report(message.report, "running")))
+    def _give_reports(self, requests: list[ReportRequest]) -> None:
+        for request in requests:
+            self._answer(request.ask, p.ProgressReport(self._report(request.found, request.silent, "not there")))
 
-    def _give_up_reports(self, numbers: list[int], state: str) -> None:
-        for number in numbers:
-            ask, _ = self._reports.pop(number)
-            self._answer(ask, p.ProgressReport(self._report(None, state)))
-
-    def _report(self, engine: dict[str, Any] | None, state: str) -> dict[str, Any]:
+    def _report(self, found: dict[int, dict[str, Any]], silent: dict[int, str], else_: str) -> dict[str, Any]:
+        """The report, of what the engines said; of those that said nothing, why, or else what."""
+        engines = []
+        for seat in self._seats:
+            engines.append(seat.report("running" if seat.number in found else silent.get(seat.number, else_)))
+        whole = composed(found) if found else None
+        self._rates.add(whole or {}, time.monotonic(), engines)
+        states = dict.fromkeys(each["state"] for each in engines if each["engine"] not in found)
+        stalls = [f"{seat.label} {state}".strip() for seat in self._seats if (state := seat.watch.state())]
+        processes = {name: pid for seat in self._seats for name, pid in seat.supervision.pids.items()}
         sessions = self._sessions.report()
         for client in sessions["clients"]:
             client["stopped"] = state_of(client["pid"]) in ("T", "t")
@@ -581,10 +581,11 @@ class Daemon:
                 "data_socket": data_path(self._settings.socket),
             },
             **sessions,
-            "processes": self._supervision.pids,
-            "workers_died": self._supervision.died,
-            "memory": memory_of({"daemon": os.getpid(), **self._supervision.pids}),
-            "engine_state": state,
-            "engine_stall": self._engine_watch.state(),
-            "engine": engine,
+            "processes": processes,
+            "workers_died": sum(seat.supervision.died for seat in self._seats),
+            "memory": memory_of({"daemon": os.getpid(), **processes}),
+            "engine_state": "; ".join(states) or "running",
+            "engine_stall": "; ".join(stalls),
+            "engine": whole,
+            "engines": engines,
         }

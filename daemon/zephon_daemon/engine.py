@@ -36,6 +36,7 @@ from zephon.transport.messages import decode, encode
 from zephon.transport.statement import decode_statement
 from zephon.windows import AnyTask, Front, Outcome
 from zephon_daemon.black_box import BlackBox
+from zephon_daemon.composed import bounded
 from zephon_daemon.inbox import Inbox
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.named_work import given_up
@@ -48,7 +49,6 @@ from zephon_daemon.ports import (
     read_memory,
     workers_report,
 )
-from zephon_daemon.report import bounded
 from zephon_daemon.resolving import resolved
 from zephon_daemon.ring_memory import make_ring
 from zephon_daemon.scheduler import Scheduler, Work

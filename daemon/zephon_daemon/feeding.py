@@ -66,6 +66,13 @@ class Feeding:
         runway, lane = min(found, key=lambda each: (each[0] > enough, self._home(each[1], workers) != worker, each))
         return runway, lane
 
+    def check_invariants(self) -> None:
+        """No later stage has more tasks in work than it may, and no lane waits for nothing."""
+        for number, stage in enumerate(self._later, 1):
+            assert sum(lane.producer.in_work(number) for lane in self._lanes.values()) <= stage.parallelism
+        for lane in self._lanes.values():
+            assert lane.producer.ended or lane.producer.outstanding or lane.producer.can_go_on
+
     def _ready(self) -> Iterator[tuple[float, int]]:
         """Lanes that have a task of a later stage, each with its runway in records."""
         closed = self.closed

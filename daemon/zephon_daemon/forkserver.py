@@ -118,6 +118,7 @@ class ForkServer:
         self._channel: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._ended: list[tuple[int, int]] = []
+        self._asked_to_end = False
         self.children: set[int] = set()
         """Children whose end has not been reported."""
 
@@ -187,12 +188,17 @@ class ForkServer:
         ended, self._ended = self._ended, []
         return ended
 
+    def ask_to_end(self, seconds: float = END_SECONDS) -> None:
+        """As `close`, but without waiting for it."""
+        if self._channel is not None and self.alive and not self._asked_to_end:
+            self._asked_to_end = True
+            self._channel.send(encode(_Stop(seconds)))
+
     def close(self, seconds: float = END_SECONDS) -> None:
         """Ends all children, by SIGTERM and after `seconds` by SIGKILL, then the server, and waits for it."""
         if self._process is None or self._channel is None:
             return
-        if self.alive:
-            self._channel.send(encode(_Stop(seconds)))
+        self.ask_to_end(seconds)
         deadline = time.monotonic() + seconds + 5.0
         with contextlib.suppress(subprocess.TimeoutExpired):
             while self.alive and (left := deadline - time.monotonic()) > 0:

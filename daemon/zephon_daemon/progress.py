@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from socket import SOCK_STREAM
 from typing import Any, TextIO
 
@@ -22,6 +22,11 @@ from zephon.transport.protocol import Patience, Progress, ProgressReport, Refuse
 
 ANSWER_SECONDS = 10.0
 WATCH_SECONDS = 1.0
+LONGEST_RATE = 5.0
+"""Seconds over which a rate is taken, at most; less where reports come faster."""
+
+FULL = 0.9
+"""Of a core, from which on an engine is said to be full."""
 
 _CLEAR = "\033[H\033[J"
 
@@ -30,13 +35,23 @@ _READY = ("the trainer", "its ranks")
 
 
 class Rates:
-    """Delivered records a second of each run, between two reports."""
+    """Delivered records a second of each run, and how busy each engine is, between two reports."""
 
     def __init__(self) -> None:
         self._before: dict[str, tuple[float, int]] = {}
+        self._engines: dict[tuple[int, int], tuple[float, float]] = {}
 
-    def add(self, report: dict[str, Any], now: float) -> None:
-        """Adds `records_per_second` and `over_seconds` to the runs of an engine's report."""
+    def add(self, report: dict[str, Any], now: float, engines: Iterable[dict[str, Any]] = ()) -> None:
+        """Adds `records_per_second` and `over_seconds` to the runs of the engines' report, and to each engine `busy`:
+        its part of a core.
+        """
+        for engine in engines:
+            key_of_engine, seconds = (engine["engine"], engine["pid"] or 0), engine["cpu_seconds"]
+            then, used = self._engines.setdefault(key_of_engine, (now, seconds))
+            if now > then:
+                engine["busy"] = (seconds - used) / (now - then)
+            if now - then >= LONGEST_RATE:
+                self._engines[key_of_engine] = now, seconds
         for number, run in enumerate(report.get("runs") or []):
             key = f"{number} {run.get('pipeline')}"
             delivered = sum(lane.get("delivered", 0) for lane in run.get("lanes") or [])
@@ -44,7 +59,7 @@ class Rates:
             if now > then and delivered >= before:
                 run["records_per_second"] = (delivered - before) / (now - then)
                 run["over_seconds"] = now - then
-            if now - then >= 5.0 or key not in self._before or delivered < before:
+            if now - then >= LONGEST_RATE or key not in self._before or delivered < before:
                 self._before[key] = now, delivered
 
 
@@ -62,6 +77,15 @@ def memory_of(pids: Mapping[str, int]) -> dict[str, int]:
             except psutil.Error:
                 continue
     return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Seconds of CPU time that a process has used; 0 once it has ended."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    except psutil.Error:
+        return 0.0
 
 
 def ask(socket: str | None, timeout: float = ANSWER_SECONDS) -> dict[str, Any]:
@@ -141,8 +165,10 @@ def text(report: Mapping[str, Any]) -> str:
     engine = report.get("engine")
     if engine is None:
         lines.append(f"  engine: {report.get('engine_state', 'no report')}")
+    engines = report.get("engines") or []
+    lines += _engines(engines)
     for run in (engine or {}).get("runs") or []:
-        lines += _run(run)
+        lines += _run(run, engines)
     lines += [f"stalled: {each.get('text')}" for each in (engine or {}).get("stalls") or []]
     lines += _workers(report, engine or {})
     memory = report.get("memory") or {}
@@ -154,7 +180,35 @@ def text(report: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _run(run: Mapping[str, Any]) -> list[str]:
+def _engines(engines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Where there are several: what each one has, and how much of its core it needs."""
+    if len(engines) < 2:
+        return []
+    lines = []
+    for each in engines:
+        busy = f", {each['busy']:.0%} busy" if "busy" in each else ""
+        lines.append(f"  engine {each['engine']}: {each['state']}, {each['workers']} workers{busy}")
+    return lines
+
+
+def _limits(lanes: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a run's speed depends on: one line, and one for each engine where they differ or one of them is full."""
+    full = {each["engine"]: each["busy"] for each in engines if each.get("busy", 0.0) >= FULL}
+    parts: dict[int, list[Mapping[str, Any]]] = {}
+    for lane in lanes:
+        parts.setdefault(lane.get("engine", 0), []).append(lane)
+    lines = [f"  limit: {limit(lanes)}"]
+    kinds = {limit(part).partition(":")[0] for part in parts.values()}
+    if len(parts) == 1 and parts.keys() <= full.keys():
+        lines[0] += f"; its engine is full ({full[next(iter(parts))]:.0%} of a core)"
+    elif len(parts) > 1 and (parts.keys() & full.keys() or len(kinds) > 1):
+        for number, part in sorted(parts.items()):
+            more = f"; the engine is full ({full[number]:.0%} of a core)" if number in full else ""
+            lines.append(f"    engine {number}: {limit(part)}{more}")
+    return lines
+
+
+def _run(run: Mapping[str, Any], engines: Sequence[Mapping[str, Any]] = ()) -> list[str]:
     lanes = run.get("lanes") or []
     rate = run.get("records_per_second")
     speed = f", {rate:.1f} records/s over the last {run.get('over_seconds', 0):.0f} s" if rate is not None else ""
@@ -182,7 +236,7 @@ def _run(run: Mapping[str, Any]) -> list[str]:
     if run.get("failed"):
         lines.append(f"  failed: {run['failed']}")
     elif lanes:
-        lines.append(f"  limit: {limit(lanes)}")
+        lines += _limits(lanes, engines)
     spent = {cause: seconds for cause, seconds in (run.get("waited") or {}).items() if seconds}
     if spent:
         total = sum(spent.values())
@@ -248,7 +302,8 @@ def _find(socket: str | None) -> str:
 def _grouped(memory: Mapping[str, int]) -> list[tuple[str, int]]:
     sizes: Counter[str] = Counter()
     for name, size in memory.items():
-        sizes["workers" if name.startswith("worker ") else name] += size
+        kind = name.partition(" ")[0]  # where there are several engines, each of their processes has its number
+        sizes[f"{kind}s" if kind != name else name] += size
     return list(sizes.items())
 
 

@@ -6,18 +6,7 @@ from typing import Any
 
 from zephon_daemon.run import Run
 
-LANES_REPORTED = 128
-"""Lanes of all runs in one report, which has to fit a message."""
 DATASETS_REPORTED = 256
-
-
-def bounded(report: dict[str, Any]) -> dict[str, Any]:
-    """The report with no more lanes than a message holds; how many were left out is in it."""
-    for run in report["runs"]:
-        share = LANES_REPORTED // len(report["runs"])
-        run["lanes_left_out"] = max(0, len(run["lanes"]) - share)
-        run["lanes"] = run["lanes"][:share]
-    return report
 
 
 def drawn(run: Run) -> dict[str, dict[str, int]]:

@@ -257,6 +257,7 @@ class Run:
             assert lane.written == lane.producer.stream.first
             if lane.ring is not None:
                 lane.ring.check_invariants()
+        self._feeding.check_invariants()
 
     # Inside
 

@@ -4,6 +4,7 @@
   as they start, before they have done a task, are replaced more and more slowly, and in the end given up.
 - When the engine ends, its workers are ended too, and a new engine gets new ones. So it is when the fork server ends,
   since the kernel then ends everything that it forked.
+- With several engines each has a supervision of its own, which knows nothing of the others; `label` tells them apart.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,10 @@ class _Worker:
 
 
 class Supervision:
-    """Owns the processes. `engine` is the channel to the engine, None while there is none."""
+    """Owns the processes. `engine` is the channel to the engine, None while there is none.
+
+    `label` is the engine's number where there are several, else empty.
+    """
 
     def __init__(
         self,
@@ -69,11 +73,14 @@ class Supervision:
         *,
         path: Sequence[str] = (),
         targets: Targets | None = None,
+        label: str = "",
         clock: Callable[[], float] = time.monotonic,
         make_server: Callable[..., ForkServer] = ForkServer,
     ) -> None:
         self._recipe, self._settings, self._path = recipe, settings, path
         self._targets, self._clock, self._make_server = targets or Targets(), clock, make_server
+        self.label = label
+        self._name, self._worker_name = (f" {label}", f"{label}.") if label else ("", "")
         self._server: ForkServer | None = None
         self._workers: dict[int, _Worker] = {}
         self._numbers = 0
@@ -99,10 +106,16 @@ class Supervision:
     @property
     def pids(self) -> dict[str, int]:
         """The living processes by name, for progress."""
-        found = {} if self._server is None else {"forkserver": self._server.pid}
+        found = {} if self._server is None else {f"forkserver{self._name}": self._server.pid}
         if self.engine_pid is not None:
-            found["engine"] = self.engine_pid
-        return {**found, **{f"worker {w.number}": pid for pid, w in sorted(self._workers.items())}}
+            found[f"engine{self._name}"] = self.engine_pid
+        workers = sorted(self._workers.items())
+        return {**found, **{f"worker {self._worker_name}{worker.number}": pid for pid, worker in workers}}
+
+    @property
+    def server_pid(self) -> int | None:
+        """The fork server, while it runs: nobody but its owner is to take note of its end."""
+        return self._server.pid if self._server is not None and self._server.ended() is None else None
 
     @property
     def wake_at(self) -> float | None:
@@ -148,10 +161,10 @@ class Supervision:
         if not self._ready:
             self._failed_starts += 1
             if not self._was_ready or self._failed_starts >= ENGINE_STARTS:
-                raise CannotGoOn(f"the engine died while it loaded the recipe: {how}")
+                raise CannotGoOn(f"the engine{self._name} died while it loaded the recipe: {how}")
         self._ready = False
         self._start_engine_at = self._clock() + 0.1 * 2**self._failed_starts
-        _log.warning("the engine died: %s. A new one is started", how)
+        _log.warning("the engine%s died: %s. A new one is started", self._name, how)
 
     def kill_engine(self) -> None:
         """End the engine by force; its end is noticed like any other."""
@@ -160,6 +173,12 @@ class Supervision:
         if self._server is not None and self.engine_pid is not None:
             self._server.kill(self.engine_pid)
 
+    def ask_to_end(self, seconds: float = END_SECONDS) -> None:
+        """Tell all processes to end, for `close` to wait for."""
+        self._drop_engine()
+        if self._server is not None:
+            self._server.ask_to_end(seconds)
+
     def close(self, seconds: float = END_SECONDS) -> None:
         """End all processes."""
         self._drop_engine()
@@ -167,25 +186,12 @@ class Supervision:
             self._server.close(seconds)
             self._server = None
         self._workers.clear()
-        for left in psutil.Process().children(recursive=True):  # what user code has left behind, adopted by us
-            with contextlib.suppress(psutil.NoSuchProcess):
-                left.kill()
-        self.reap()
 
     def force(self) -> None:
         """End all processes at once, from within a signal handler while `close` waits."""
         if self._server is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._server.pid, signal.SIGKILL)
-
-    def reap(self) -> None:
-        """Take away adopted processes that have ended."""
-        own = self._server.pid if self._server is not None and self._server.ended() is None else None
-        with contextlib.suppress(ChildProcessError):
-            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                if found.si_pid == own:
-                    return
-                os.waitpid(found.si_pid, 0)
 
     # Noticing
 
@@ -228,7 +234,7 @@ class Supervision:
                 raise CannotGoOn(f"{self._quick_deaths} workers in a row died within a second of their start: {how}")
             delay = min(5.0, 0.1 * 2 ** (self._quick_deaths // max(1, self._wanted)))
         self._start_workers_at.append(now + delay)
-        _log.warning("worker %d ended: %s. It is replaced", worker.number, how)
+        _log.warning("worker %s%d ended: %s. It is replaced", self._worker_name, worker.number, how)
 
     # Starting
 
@@ -253,7 +259,7 @@ class Supervision:
         mine, its = pair()
         try:
             self.engine_pid = self._server.spawn(
-                self._targets.engine, [self._recipe, self._settings], its, title="zephon engine"
+                self._targets.engine, [self._recipe, self._settings], its, title=f"zephon engine{self._name}"
             )
         except RunFailed as error:
             mine.close()
@@ -275,9 +281,27 @@ class Supervision:
         number = self._numbers
         engines, workers = pair()
         try:
-            pid = self._server.spawn(self._targets.worker, [number], workers, title=f"zephon worker {number}")
+            title = f"zephon worker {self._worker_name}{number}"
+            pid = self._server.spawn(self._targets.worker, [number], workers, title=title)
             self._workers[pid] = _Worker(number, self._clock())
             self.engine.send(encode(AddWorker(number, pid)), (engines.fileno(),))
         finally:
             engines.close()
             workers.close()
+
+
+def end_leftovers() -> None:
+    """Once all else has ended: end what user code has left behind, adopted by this process."""
+    for left in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.kill()
+    reap(())
+
+
+def reap(servers: Collection[int | None]) -> None:
+    """Take away adopted processes that have ended, but for the fork servers."""
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            if found.si_pid in servers:
+                return
+            os.waitpid(found.si_pid, 0)

@@ -6,6 +6,13 @@ Where none has room a new bin is opened; if `limit` are open already, the oldest
 With `split` no bin is closed before it is full: the document's beginning fills it, and the rest goes on.
 
 A bin that is full, or holds `most` documents, is closed at once.
+
+Everything is a number, so that one search in a sorted list finds the bin or the document that is wanted:
+
+- A *piece* of a document is `where it starts << 64 | its length << 32 | the document's number, counted down`.
+- A *key* is a document: the piece that is all of it. Of keys of one length the oldest document's is the largest.
+- A *level* is an open bin: `room << 32 | its number`. Of bins with the same room the oldest's is the smallest. Numbers
+  grow in the order of opening.
 """
 
 from __future__ import annotations
@@ -13,7 +20,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from math import isqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -23,10 +29,11 @@ from zephon.columns import IntArray
 DEFAULT_BINS = 64
 NUMBER_BITS = 32
 NUMBER = (1 << NUMBER_BITS) - 1
-LENGTH = ~NUMBER
-"""A *level* is a bin: `room << 32 | its number`, so that sorting levels sorts by room, then by age. A *key* is a
-document: `length << 32 | its number counted down`, so that of one length the oldest comes last. Both fit int64.
-"""
+LENGTH = NUMBER << NUMBER_BITS
+START_BITS = 64
+
+Closed = tuple[int, list[int]]
+"""A closed bin: the key of the document that had come when it was closed, and its pieces, end to end."""
 
 
 class Rules(NamedTuple):
@@ -41,137 +48,90 @@ class Rules(NamedTuple):
     split: bool = False
 
 
-class Placement(NamedTuple):
-    """Pieces of documents in the order of their placing, and the bins that were closed, in that order.
-
-    `pieces` is int64 `[5, n]`: the document of a piece, where in it the piece starts, its length, its bin, its offset
-    there; unless documents are split a piece is a whole one. Bin `closed[j]` was closed when document `closed_at[j]`
-    came.
-    """
-
-    pieces: IntArray
-    closed: list[int]
-    closed_at: list[int]
-
-
 class Bins(ABC):
-    """Open bins of `capacity` tokens, numbered in the order of their opening."""
+    """Open bins of `capacity` tokens."""
 
     def __init__(self, rules: Rules) -> None:
-        self.rules = rules
-        self.capacity, self.limit, self.close_fullest, self.most, self.split = rules
-        self.opened = 0
-        self._open: dict[int, int] = {}  # open bin -> its level, in the order of opening
-        self._counts: dict[int, int] = {}
-        self._keys: list[int] = []  # of the pieces placed since the last call
-        self._into: list[int] = []  # for each the level of its bin before
-        self._starts: dict[int, int] = {}  # of the pieces that are not a document's beginning
-        self._closed: list[int] = []
-        self._closed_at: list[int] = []
+        self.capacity, self.limit, self.close_fullest, most, self.split = rules
+        self._most = most or 0  # no bin ever holds 0
+        self._open: dict[int, list[int]] = {}  # open bin -> its pieces, in the order of opening
+        self._closed: list[Closed] = []  # since the last call
         self._now = 0  # the key of the document that has just come
 
     @property
-    def open(self) -> list[int]:
-        """The open bins, oldest first."""
-        return list(self._open)
+    def open(self) -> list[list[int]]:
+        """The pieces of each open bin, oldest bin first."""
+        return list(self._open.values())
 
-    def place(self, keys: Sequence[int]) -> Placement:
-        """Documents by their keys, in the order of their numbers; lengths 1 to `capacity`, any from 1 with `split`."""
-        for key in keys:
-            self._now = key
-            self._settle(key)
-        return self._taken()
+    @abstractmethod
+    def place(self, keys: Sequence[int]) -> list[Closed]:
+        """Documents in the order of their numbers, of lengths 1 to `capacity`, or any from 1 with `split`. Returns the
+        bins that were closed, in that order.
+        """
 
-    def finish(self) -> Placement:
+    def finish(self) -> list[Closed]:
         """No more documents: place those that wait. The bins stay open."""
         return self._taken()
 
-    def _taken(self) -> Placement:
-        keys, into = np.array(self._keys, np.int64), np.array(self._into, np.int64)
-        starts = np.zeros(len(keys), np.int64)
-        if self._starts:
-            starts[list(self._starts)] = list(self._starts.values())
-        offsets = self.capacity - (into >> NUMBER_BITS)
-        pieces = np.stack((NUMBER - (keys & NUMBER), starts, keys >> NUMBER_BITS, into & NUMBER, offsets))
-        made = Placement(pieces, self._closed, [NUMBER - (key & NUMBER) for key in self._closed_at])
-        self._keys, self._into, self._starts, self._closed, self._closed_at = [], [], {}, [], []
-        return made
+    def _taken(self) -> list[Closed]:
+        closed, self._closed = self._closed, []
+        return closed
 
     def _settle(self, key: int) -> None:
-        """Put a document where the rule says."""
-        start, capacity = 0, self.capacity
-        while (level := self._find(key)) is None:
-            length = key >> NUMBER_BITS
+        """Put a document where the rule says, when no open bin has room for it."""
+        level: int | None = None
+        while level is None:
             if len(self._open) < self.limit:
-                level = capacity << NUMBER_BITS | self.opened
-                self.opened += 1
-                part = min(length, capacity)
+                level = self._new()
             else:
-                level = self._fullest() if self.close_fullest else next(iter(self._open.values()))
+                level = self._take_fullest() if self.close_fullest else self._take_oldest()
                 if not self.split:
-                    del self._open[level & NUMBER]
-                    self._unlisted(level)
                     self._close(level & NUMBER)
-                    continue
-                part = level >> NUMBER_BITS
-            self._put(part << NUMBER_BITS | key & NUMBER, start, level)
-            start += part
-            key -= part << NUMBER_BITS
-            if key <= NUMBER:
+                    level = self._new()
+            length = key >> NUMBER_BITS & NUMBER
+            part = min(length, level >> NUMBER_BITS)
+            self._put(key - (length - part << NUMBER_BITS), level)
+            if part == length:
                 return
-        self._put(key, start, level)
+            key += (part << START_BITS) - (part << NUMBER_BITS)
+            level = self._take(key & LENGTH)
+        self._put(key, level)
 
-    def _put(self, key: int, start: int, level: int) -> None:
-        """A piece into a bin of that level. A bin with all of its room is a new one."""
-        if start:
-            self._starts[len(self._keys)] = start
-        self._keys.append(key)
-        self._into.append(level)
-        number, left = level & NUMBER, level - (key & LENGTH)
-        crowded = self.most is not None and self._is_crowded(number)
-        new = level >> NUMBER_BITS == self.capacity
-        if left > NUMBER and not crowded:
-            self._open[number] = left
-            if new:
-                self._listed(left)
-            else:
-                self._relisted(level, left)
-            return
-        if not new:
-            del self._open[number]
-            self._unlisted(level)
-        self._close(number)
-
-    def _is_crowded(self, number: int) -> bool:
-        """Counts one more document in a bin; whether that was the last it may hold."""
-        count = self._counts.get(number, 0) + 1
-        self._counts[number] = count
-        return self.most is not None and count >= self.most
+    def _put(self, piece: int, level: int) -> None:
+        """A piece into the bin of that level, which has been taken."""
+        pieces = self._open[level & NUMBER]
+        pieces.append(piece)
+        level -= piece & LENGTH
+        if level > NUMBER and len(pieces) != self._most:
+            self._give(level)
+        else:
+            self._close(level & NUMBER)
 
     def _close(self, number: int) -> None:
-        self._counts.pop(number, None)
-        self._closed.append(number)
-        self._closed_at.append(self._now)
+        """Close a bin that has been taken."""
+        self._closed.append((self._now, self._open.pop(number)))
 
-    def _fullest(self) -> int:
+    @abstractmethod
+    def _new(self) -> int:
+        """Open a bin: its level. It counts as taken."""
+
+    @abstractmethod
+    def _take(self, length: int) -> int | None:
+        """The level of the open bin that a document goes into, by its length `<< 32`; None if none has room. What is
+        taken is then given back with less room, or closed.
+        """
+
+    @abstractmethod
+    def _take_fullest(self) -> int:
         """The level of the open bin with the least room, the oldest of several."""
-        return min(self._open.values())
 
     @abstractmethod
-    def _find(self, key: int) -> int | None:
-        """The level of the open bin that a document goes into; None if none has room."""
+    def _take_oldest(self) -> int:
+        """The level of the oldest open bin."""
 
     @abstractmethod
-    def _listed(self, level: int) -> None:
-        """A bin was opened and has that level now."""
-
-    @abstractmethod
-    def _relisted(self, before: int, level: int) -> None:
-        """A bin's room has shrunk."""
-
-    @abstractmethod
-    def _unlisted(self, level: int) -> None:
-        """A bin that had that level was closed."""
+    def _give(self, level: int) -> None:
+        """A bin that was taken has that level now."""
 
 
 class BestFit(Bins):
@@ -179,131 +139,155 @@ class BestFit(Bins):
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
-        self._levels: list[int] = []  # the open bins by room, then age
+        self._levels: list[int] = []  # of the open bins, sorted; one that is taken is not there
+        self._opened = 0
 
-    def place(self, keys: Sequence[int]) -> Placement:
-        levels = self._levels
+    def place(self, keys: Sequence[int]) -> list[Closed]:
+        levels, bins, most = self._levels, self._open, self._most
         for key in keys:
+            length = key & LENGTH
+            at = bisect_left(levels, length)
             self._now = key
-            at = bisect_left(levels, key & LENGTH)
-            if at < len(levels) and self.most is None:
-                self._fill(levels.pop(at), key)
-            else:
+            if at == len(levels):
                 self._settle(key)
+                continue
+            level = levels.pop(at) - length
+            number = level & NUMBER
+            pieces = bins[number]
+            pieces.append(key)
+            if level > NUMBER and len(pieces) != most:
+                insort(levels, level)
+            else:
+                self._close(number)
         return self._taken()
 
-    def _fill(self, level: int, key: int) -> None:
-        """A whole document into an open bin that has room, and is not among the levels any more."""
-        self._keys.append(key)
-        self._into.append(level)
-        left = level - (key & LENGTH)
-        if left > NUMBER:
-            insort(self._levels, left)
-            self._open[left & NUMBER] = left
-        else:
-            del self._open[left]
-            self._close(left)
+    def _new(self) -> int:
+        number = self._opened
+        self._opened += 1
+        self._open[number] = []
+        return self.capacity << NUMBER_BITS | number
 
-    def _find(self, key: int) -> int | None:
-        at = bisect_left(self._levels, key & LENGTH)
-        return self._levels[at] if at < len(self._levels) else None
+    def _take(self, length: int) -> int | None:
+        at = bisect_left(self._levels, length)
+        return self._levels.pop(at) if at < len(self._levels) else None
 
-    def _fullest(self) -> int:
-        return self._levels[0]
+    def _take_fullest(self) -> int:
+        return self._levels.pop(0)
 
-    def _listed(self, level: int) -> None:
-        insort(self._levels, level)
-
-    def _relisted(self, before: int, level: int) -> None:
-        self._unlisted(before)
-        insort(self._levels, level)
-
-    def _unlisted(self, level: int) -> None:
+    def _take_oldest(self) -> int:
+        number, pieces = next(iter(self._open.items()))
+        room = self.capacity - sum(piece >> NUMBER_BITS & NUMBER for piece in pieces)
+        level = room << NUMBER_BITS | number
         del self._levels[bisect_left(self._levels, level)]
+        return level
+
+    def _give(self, level: int) -> None:
+        insort(self._levels, level)
 
 
 class FirstFit(Bins):
     """The oldest bin that has room.
 
-    Levels stand in the order of opening, in groups, and each group knows its largest; closed bins leave gaps (level 0).
-    When the groups are used up, the open bins move together, into as many groups as a group has bins.
+    The bins' rooms are the leaves of a binary tree, in the order of opening, whose nodes know the most room below them:
+    node `i` stands over `2 * i` and `2 * i + 1`, and the leaf of bin `n` is `size + n`. Closed bins have no room left.
+    When all leaves are used, the open bins move together, numbered anew, into a tree with as many leaves to spare.
     """
 
     def __init__(self, rules: Rules) -> None:
         super().__init__(rules)
-        self._width = 1
-        self._slots: list[int] = []
-        self._tops: list[int] = []
-        self._slot: dict[int, int] = {}  # open bin -> its slot
+        self._size = 1
+        self._rooms = [0, 0]
+        self._opened = 0
 
-    def place(self, keys: Sequence[int]) -> Placement:
+    def place(self, keys: Sequence[int]) -> list[Closed]:
         for key in keys:
             self._now = key
-            if self.most is not None or not self._fill(key):
+            rooms, size, length = self._rooms, self._size, key >> NUMBER_BITS
+            if rooms[1] < length:
                 self._settle(key)
+                continue
+            node = 1
+            while node < size:
+                node += node
+                if rooms[node] < length:
+                    node += 1
+            pieces = self._open[node - size]
+            pieces.append(key)
+            room = rooms[node] - length
+            if not room or len(pieces) == self._most:
+                self._close(node - size)
+                continue
+            self._set(node, room)
         return self._taken()
 
-    def _fill(self, key: int) -> bool:
-        """A whole document into the oldest bin that has room, if one has."""
-        length = key & LENGTH
-        for group, top in enumerate(self._tops):  # noqa: B007  (used once the loop is left)
-            if top >= length:
-                break
-        else:
-            return False
-        slot = group * self._width
-        while (level := self._slots[slot]) < length:
-            slot += 1
-        self._keys.append(key)
-        self._into.append(level)
-        left = level - length
-        if left > NUMBER:
-            self._open[left & NUMBER] = left
-            self._set(slot, level, left)
-        else:
-            del self._open[left], self._slot[left]
-            self._set(slot, level, 0)
-            self._close(left)
-        return True
+    def _new(self) -> int:
+        if self._opened == self._size:
+            self._move_together()
+        number = self._opened
+        self._opened += 1
+        self._open[number] = []
+        return self.capacity << NUMBER_BITS | number
 
-    def _find(self, key: int) -> int | None:
-        length = key & LENGTH
-        group = next((group for group, top in enumerate(self._tops) if top >= length), None)
-        if group is None:
+    def _move_together(self) -> None:
+        rooms = [self._rooms[self._size + number] for number in self._open]
+        self._open = dict(enumerate(self._open.values()))
+        self._opened = len(rooms)
+        self._size = size = 1 << (2 * len(rooms) - 1).bit_length()
+        self._rooms = [0] * size + rooms + [0] * (size - len(rooms))
+        for node in range(size - 1, 0, -1):
+            self._rooms[node] = max(self._rooms[2 * node : 2 * node + 2])
+
+    def _take(self, length: int) -> int | None:
+        rooms, size, length = self._rooms, self._size, length >> NUMBER_BITS
+        if rooms[1] < length:
             return None
-        low = group * self._width
-        return next(level for level in self._slots[low : low + self._width] if level >= length)
+        node = 1
+        while node < size:
+            node *= 2
+            if rooms[node] < length:
+                node += 1
+        return rooms[node] << NUMBER_BITS | node - size
 
-    def _listed(self, level: int) -> None:
-        slot = len(self._slots)
-        if slot >= self._width * self._width:
-            self._slots = list(self._open.values())  # the new bin is the last of them
-            self._slot = {number: slot for slot, number in enumerate(self._open)}
-            self._width = isqrt(2 * len(self._slots)) + 1
-            self._tops = [max(self._slots[low : low + self._width]) for low in range(0, len(self._slots), self._width)]
-            return
-        self._slots.append(level)
-        self._slot[level & NUMBER] = slot
-        if slot % self._width:
-            self._tops[-1] = max(self._tops[-1], level)
-        else:
-            self._tops.append(level)
+    def _take_fullest(self) -> int:
+        rooms = self._rooms[self._size : self._size + self._opened]
+        least = min(filter(None, rooms))
+        return least << NUMBER_BITS | rooms.index(least)
 
-    def _relisted(self, before: int, level: int) -> None:
-        self._set(self._slot[level & NUMBER], before, level)
+    def _take_oldest(self) -> int:
+        number = next(iter(self._open))
+        return self._rooms[self._size + number] << NUMBER_BITS | number
 
-    def _unlisted(self, level: int) -> None:
-        self._set(self._slot.pop(level & NUMBER), level, 0)
+    def _give(self, level: int) -> None:
+        self._set(self._size + (level & NUMBER), level >> NUMBER_BITS)
 
-    def _set(self, slot: int, before: int, level: int) -> None:
-        self._slots[slot] = level
-        group = slot // self._width
-        if self._tops[group] == before:
-            low = group * self._width
-            self._tops[group] = max(self._slots[low : low + self._width])
+    def _close(self, number: int) -> None:
+        super()._close(number)
+        self._set(self._size + number, 0)
+
+    def _set(self, node: int, room: int) -> None:
+        """The bin of that leaf has so much room now."""
+        rooms = self._rooms
+        rooms[node] = room
+        while node > 1:
+            room = room if room > rooms[node ^ 1] else rooms[node ^ 1]
+            node >>= 1
+            if rooms[node] == room:
+                return
+            rooms[node] = room
 
 
 def keys_of(documents: IntArray, lengths: IntArray) -> list[int]:
     """The keys of documents by number and length, as Python's numbers."""
     keys: list[int] = (lengths << NUMBER_BITS | NUMBER - documents).tolist()
     return keys
+
+
+def pieces_in(pieces: list[int], *, split: bool) -> tuple[IntArray, IntArray, IntArray]:
+    """`(document, start, length)` of pieces, each int64 `[n]`; without `split` all start at 0."""
+    if split:
+        start = np.array([piece >> START_BITS for piece in pieces], np.int64)
+        pieces = [piece & (LENGTH | NUMBER) for piece in pieces]
+    else:
+        start = np.zeros(len(pieces), np.int64)
+    keys = np.array(pieces, np.int64)
+    return NUMBER - (keys & NUMBER), start, keys >> NUMBER_BITS

@@ -12,95 +12,70 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
-from zephon.ops.bins import LENGTH, NUMBER, BestFit, Bins, FirstFit, Placement, Rules
+from zephon.ops.bins import LENGTH, NUMBER, BestFit, Bins, Closed, FirstFit, Rules
 
 
 class _Waiting(Bins):
-    """The pool. Mixed into a kind of bins, which places what leaves the pool."""
+    """The pool. Mixed into a kind of bins, which says which of them takes the next.
+
+    That bin is *in hand*: it takes document after document for as long as it has room for the shortest, and no shorter
+    one comes. Until then no other bin could be the fullest, or the oldest, that has room for one.
+    """
 
     def __init__(self, rules: Rules, size: int, patience: int | None = None) -> None:
         super().__init__(rules)
         self.size, self.patience = size, patience
-        self._pool: dict[int, int] = {}  # the keys that wait, oldest first -> what `_placed` was when it came
+        self._came: dict[int, int] = {}  # the keys that wait, oldest first -> what `_placed` was when it came
         self._by_length: list[int] = []  # the same keys, sorted
         self._placed = 0
 
-    def place(self, keys: Sequence[int]) -> Placement:
+    def place(self, keys: Sequence[int]) -> list[Closed]:
+        came, waiting, placed, patience, most = self._came, self._by_length, self._placed, self.patience, self._most
+        number, reach, pieces = 0, NUMBER, []  # the bin in hand; `reach`: the largest key that it could have room for
         for key in keys:
-            self._now = key
-            self._pool[key] = self._placed
-            insort(self._by_length, key)
-            if len(self._pool) > self.size:
-                self._place_one()
+            if key:
+                self._now = key
+                came[key] = placed
+                insort(waiting, key)
+                if waiting[0] == key and reach != NUMBER:
+                    self._give(reach & LENGTH | number)
+                    reach = NUMBER
+                if len(waiting) <= self.size:
+                    continue
+            overdue = patience is not None and placed - came[next(iter(came))] >= patience
+            placed += 1
+            at = bisect_right(waiting, reach)
+            if overdue or not at:
+                if reach != NUMBER:
+                    self._give(reach & LENGTH | number)
+                    reach = NUMBER
+                oldest = next(iter(came))
+                level = self._take((oldest if overdue else waiting[0]) & LENGTH)
+                if overdue or level is None:
+                    del came[oldest], waiting[bisect_left(waiting, oldest)]
+                    self._settle(oldest) if level is None else self._put(oldest, level)
+                    continue
+                number, reach = level & NUMBER, level | NUMBER
+                pieces, at = self._open[number], bisect_right(waiting, reach)
+            chosen = waiting.pop(at - 1)
+            del came[chosen]
+            pieces.append(chosen)
+            reach -= chosen & LENGTH
+            if reach == NUMBER or len(pieces) == most:
+                self._close(number)
+                reach = NUMBER
+        if reach != NUMBER:
+            self._give(reach & LENGTH | number)
+        self._placed = placed
         return self._taken()
 
-    def finish(self) -> Placement:
-        while self._pool:
-            self._place_one()
-        return self._taken()
-
-    def _place_one(self) -> None:
-        key, waiting = next(iter(self._pool)), self._by_length
-        if self.patience is None or self._placed - self._pool[key] < self.patience:
-            level = self._find(waiting[0])
-            if level is not None:
-                key = waiting[bisect_right(waiting, level | NUMBER) - 1]
-        del self._pool[key], waiting[bisect_left(waiting, key)]
-        self._placed += 1
-        self._settle(key)
+    def finish(self) -> list[Closed]:
+        return self.place([0] * len(self._by_length))  # one is placed each time, and none comes
 
 
 class FirstFitCandidates(_Waiting, FirstFit):
     """First fit, with a pool."""
 
-    def place(self, keys: Sequence[int]) -> Placement:
-        if self.patience is not None or self.most is not None:
-            return super().place(keys)
-        waiting, pool, size = self._by_length, self._pool, self.size
-        for key in keys:
-            pool[key] = 0
-            insort(waiting, key)
-            if len(waiting) <= size:
-                continue
-            self._now = key
-            level = self._find(waiting[0])
-            if level is None:
-                self._place_one()
-            else:
-                chosen = waiting.pop(bisect_right(waiting, level | NUMBER) - 1)
-                del pool[chosen]
-                self._fill(chosen)
-        return self._taken()
-
 
 class BestFitCandidates(_Waiting, BestFit):
     """Best fit, with a pool."""
-
-    def place(self, keys: Sequence[int]) -> Placement:
-        if self.patience is not None or self.most is not None:
-            return super().place(keys)
-        levels, waiting, pool, size = self._levels, self._by_length, self._pool, self.size
-        placed, into, opened = self._keys.append, self._into.append, self._open
-        for key in keys:
-            pool[key] = 0
-            insort(waiting, key)
-            if len(waiting) <= size:
-                continue
-            self._now = key
-            at = bisect_left(levels, waiting[0] & LENGTH)
-            if at == len(levels):
-                self._place_one()
-                continue
-            level = levels.pop(at)
-            chosen = waiting.pop(bisect_right(waiting, level | NUMBER) - 1)
-            del pool[chosen]
-            placed(chosen)
-            into(level)
-            left = level - (chosen & LENGTH)
-            if left > NUMBER:
-                insort(levels, left)
-                opened[left & NUMBER] = left
-            else:
-                del opened[left]
-                self._close(left)
-        return self._taken()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from zephon.columns import AnyArray, Block, Bytes, Column, Fixed, IntArray, Ragged
+from zephon.columns import Block, Bytes, Column, Fixed, IntArray, Ragged, cut, laid
 
 _SPARSE = 4  # copied records for each one held, from which those held are moved
 _LONG = 64  # values a record from which copying record by record is cheaper than an index for each value
@@ -120,10 +120,8 @@ def _laid(
     np.cumsum(lengths, out=offsets[1:])
     if offsets[-1] <= _LONG * count:
         return None
-    parts: list[AnyArray] = [columns[0].values] * count
+    parts: list[bytes | memoryview] = [b""] * count
     for column, index, place in zip(columns, rows, places):
-        values, starts = column.values, column.offsets[:-1][index].tolist()
-        ends = column.offsets[1:][index].tolist()
-        for at, low, high in zip(place.tolist(), starts, ends):
-            parts[at] = values[low:high]
-    return type(columns[0])(np.concatenate(parts), offsets)
+        for at, part in zip(place.tolist(), cut(column.values, column.offsets[:-1][index], lengths[place])):
+            parts[at] = part
+    return type(columns[0])(laid(parts, columns[0].values.dtype), offsets)

@@ -14,9 +14,8 @@ import numpy as np
 from zephon.columns import Block, IntArray
 from zephon.errors import SettingError
 from zephon.ops.base import Faults, Named
-from zephon.ops.bins import NUMBER_BITS, Bins, Placement, keys_of
+from zephon.ops.bins import NUMBER, Bins, Closed, keys_of
 
-_BIN = 3  # of a placement's pieces
 HOMOGENEITIES = ("none", "group", "full")
 
 
@@ -92,52 +91,36 @@ def _component(datasets: IntArray, homogeneity: str, groups: DomainGroups | None
 
 
 class ByComponent:
-    """Bins for each component. A bin's number here is `component << 32 | its number there`."""
+    """Bins for each component."""
 
     def __init__(self, make: Callable[[], Bins]) -> None:
         self._make = make
         self._of: dict[int, Bins] = {}
 
-    def place(self, documents: IntArray, lengths: IntArray, components: IntArray) -> Placement:
-        """Documents by number, with the length and the component of each."""
-        parts = []
+    def place(self, documents: IntArray, lengths: IntArray, components: IntArray | None) -> list[list[int]]:
+        """Documents by number, with the length and the component of each (None: all are of one). Returns the pieces of
+        the bins that were closed, in the order of the documents that closed them.
+        """
+        if components is None:
+            return [pieces for _, pieces in self._bins(0).place(keys_of(documents, lengths))]
+        closed: list[Closed] = []
         for component in np.unique(components).tolist():
-            bins = self._of.get(component)
-            if bins is None:
-                bins = self._of[component] = self._make()
             mine = np.flatnonzero(components == component)
-            parts.append(_numbered(bins.place(keys_of(documents[mine], lengths[mine])), component))
-        return _merged(parts)
+            closed += self._bins(component).place(keys_of(documents[mine], lengths[mine]))
+        closed.sort(key=lambda one: -(one[0] & NUMBER))
+        return [pieces for _, pieces in closed]
 
-    def finish(self) -> Placement:
+    def finish(self) -> list[list[int]]:
         """As `Bins.finish`, one component after another."""
-        return _joined([_numbered(self._of[component].finish(), component) for component in sorted(self._of)])
+        return [pieces for component in sorted(self._of) for _, pieces in self._of[component].finish()]
 
     @property
-    def open(self) -> list[int]:
-        """The open bins, component by component, oldest first."""
-        return [c << NUMBER_BITS | number for c in sorted(self._of) for number in self._of[c].open]
+    def open(self) -> list[list[list[int]]]:
+        """The pieces of the open bins: for each component those of each bin, oldest bin first."""
+        return [self._of[component].open for component in sorted(self._of)]
 
-
-def _numbered(made: Placement, component: int) -> Placement:
-    base = component << NUMBER_BITS
-    made.pieces[_BIN] |= base
-    return made._replace(closed=[base | number for number in made.closed])
-
-
-def _merged(parts: list[Placement]) -> Placement:
-    """Placements of several components, with the bins closed in the order of the documents that closed them."""
-    if len(parts) == 1:
-        return parts[0]
-    made = _joined(parts)
-    order = sorted(range(len(made.closed)), key=made.closed_at.__getitem__)
-    return made._replace(closed=[made.closed[i] for i in order], closed_at=[made.closed_at[i] for i in order])
-
-
-def _joined(parts: list[Placement]) -> Placement:
-    """Placements one after another."""
-    return Placement(
-        np.concatenate([np.empty((5, 0), np.int64), *(part.pieces for part in parts)], axis=1),
-        [number for part in parts for number in part.closed],
-        [document for part in parts for document in part.closed_at],
-    )
+    def _bins(self, component: int) -> Bins:
+        bins = self._of.get(component)
+        if bins is None:
+            bins = self._of[component] = self._make()
+        return bins

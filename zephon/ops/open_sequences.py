@@ -7,19 +7,18 @@ that list make up the sequences that are finished now, and which rows are still 
 
 from __future__ import annotations
 
+from itertools import chain, islice
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zephon.columns import IntArray
-from zephon.ops.bins import NUMBER_BITS, Placement, keys_of
-from zephon.ops.homogeneity import ByComponent
-from zephon.ops.packing import wrapped
+from zephon.ops.bins import NUMBER, NUMBER_BITS, START_BITS, pieces_in
 from zephon.ops.packing_settings import Packer
 from zephon.permutations import mix, permute
 
-_DOCUMENT, _START, _LENGTH, _BIN, _OFFSET = range(5)
+_AHEAD = 1024  # sequences that an order is drawn for at once, since each draw costs as much as hundreds of them
 
 
 class Step(NamedTuple):
@@ -41,20 +40,18 @@ class OpenSequences:
         self.settings, self.seed = settings, seed
         self.bins = settings.bins()
         self.seen = 0
-        self._held = np.empty(0, np.int64)  # numbers of the documents held, ascending
-        self._pieces = np.empty((5, 0), np.int64)  # of the open sequences, in the order of their placing
-        self._closed: list[int] = []  # bins that wait for others, with which they leave in a drawn order
-        self._left = 0  # how many have left
+        self._held, self._rest = np.empty(0, np.int64), np.empty(0, np.int64)
+        # numbers of the documents held, ascending, and how many tokens of each are in no finished sequence
+        self._closed: list[list[int]] = []  # bins that wait for others, with which they leave in a drawn order
+        self._drawn = 0  # how many have left in a drawn order
+        self._ahead = np.empty(0, np.int64)  # the order in which those after them leave
 
     def add(self, lengths: IntArray, components: IntArray | None) -> Step:
         """New documents: their lengths (1 to `max_length`, or any from 1 where documents are split)."""
         numbers = np.arange(self.seen, self.seen + len(lengths))
         self.seen += len(lengths)
-        self._held = np.concatenate((self._held, numbers))
-        if isinstance(self.bins, ByComponent):
-            assert components is not None
-            return self._step(self.bins.place(numbers, lengths, components))
-        return self._step(self.bins.place(keys_of(numbers, lengths)))
+        self._held, self._rest = np.concatenate((self._held, numbers)), np.concatenate((self._rest, lengths))
+        return self._step(self.bins.place(numbers, lengths, components))
 
     def finish(self) -> tuple[Step, Step]:
         """The window is over. What waits is placed, which may finish sequences; then all that are open are finished.
@@ -63,84 +60,78 @@ class OpenSequences:
         room left.
         """
         placed = self._step(self.bins.finish())
-        waiting, still_open = self._closed, self.bins.open
-        pieces = self._pieces[:, self._order(self._pieces, still_open)]
+        still_open = [self._arranged(bins) for bins in self.bins.open]
         if self.settings.splits and self.settings.max_sequences_per_bin is None:
-            pieces = self._filled_up(pieces)
-        still_open = list(dict.fromkeys(pieces[_BIN].tolist()))
-        flushed = np.arange(len(waiting) + len(still_open)) >= len(waiting)
-        pieces = np.concatenate((self._pieces[:, self._order(self._pieces, waiting)], pieces), axis=1)
-        if self.settings.shuffle_strategy == "bins" and len(flushed):
-            order = self._drawn(len(flushed))
-            place = np.empty(len(order), np.int64)
-            place[order] = np.arange(len(order))
-            sequence = np.cumsum(np.diff(pieces[_BIN], prepend=-1) != 0) - 1
-            pieces, flushed = pieces[:, np.argsort(place[sequence], kind="stable")], flushed[order]
-        self._pieces = np.empty((5, 0), np.int64)
-        return placed, self._finished(pieces, flushed)
-
-    def _step(self, made: Placement) -> Step:
-        pieces = np.concatenate((self._pieces, made.pieces), axis=1) if made.pieces.size else self._pieces
-        closed = made.closed
+            still_open = [self._filled_up(bins) for bins in still_open]
+        sequences = self._closed + list(chain.from_iterable(still_open))
+        flushed = np.arange(len(sequences)) >= len(self._closed)
         if self.settings.shuffle_strategy == "bins":
-            self._closed += closed
-            count = len(self._closed) // self.settings.num_bins * self.settings.num_bins
-            closed = [self._closed[number] for number in self._drawn(count).tolist()]
-            self._closed = self._closed[count:]
-        order = self._order(pieces, closed)
-        left = np.ones(pieces.shape[1], np.bool_)
-        left[order] = False
-        self._pieces = pieces[:, left]
-        return self._finished(pieces[:, order], np.zeros(len(closed), np.bool_))
+            order = self._order(len(sequences)) - self._drawn
+            sequences, flushed = [sequences[at] for at in order.tolist()], flushed[order]
+        return placed, self._finished(sequences, flushed)
 
-    def _drawn(self, count: int) -> IntArray:
-        """The order in which so many sequences leave: in blocks of `num_bins`, each permuted whole."""
-        size, first, out = self.settings.num_bins, self._left, []
-        self._left += count
-        for low in range(0, count, size):
-            several = min(size, count - low)
-            key = mix(self.seed, "bins", first + low)
-            out.append(low + permute(np.arange(several), several, key))
-        return np.concatenate([np.empty(0, np.int64), *out])
+    def _step(self, closed: list[list[int]]) -> Step:
+        if self.settings.shuffle_strategy == "bins":
+            waiting = self._closed + closed
+            count = len(waiting) // self.settings.num_bins * self.settings.num_bins
+            closed, self._closed = [waiting[at] for at in self._draw(count).tolist()], waiting[count:]
+        return self._finished(self._arranged(closed), np.zeros(len(closed), np.bool_))
 
-    def _order(self, pieces: IntArray, bins: list[int]) -> IntArray:
-        """The pieces of these bins, in the bins' order and by offset inside each (or as drawn)."""
-        if not bins:
-            return np.empty(0, np.int64)
-        numbers = np.array(bins, np.int64)
-        ascending = np.argsort(numbers)
-        at = np.searchsorted(numbers[ascending], pieces[_BIN]).clip(max=len(bins) - 1)
-        place = ascending[at]
-        mine = np.flatnonzero(numbers[place] == pieces[_BIN])
-        inside = pieces[_OFFSET, mine]
-        if self.settings.shuffle_strategy == "within_bin":
-            inside = mix(self.seed, pieces[_DOCUMENT, mine], pieces[_START, mine])
-        return mine[np.lexsort((inside, place[mine]))]
+    def _draw(self, count: int) -> IntArray:
+        """The order in which so many sequences leave, whole blocks of them."""
+        if count > len(self._ahead):
+            size = self.settings.num_bins
+            self._ahead = self._order(max(count, _AHEAD // size * size))
+        order, self._ahead = self._ahead[:count] - self._drawn, self._ahead[count:]
+        self._drawn += count
+        return order
 
-    def _finished(self, pieces: IntArray, flushed: npt.NDArray[np.bool_]) -> Step:
-        """These pieces leave; what of the documents is in no other piece and does not wait is no longer held."""
-        held = self._held
-        row = np.searchsorted(held, pieces[_DOCUMENT])
-        still = np.ones(len(held), np.bool_)
-        still[row] = False
-        if self.settings.splits:
-            still[np.searchsorted(held, self._pieces[_DOCUMENT])] = True
-        kept = np.flatnonzero(still)
-        self._held = held[kept]
-        new = np.diff(pieces[_BIN], prepend=-1) != 0
-        return Step(len(flushed), np.cumsum(new) - 1, row, pieces[_START], pieces[_LENGTH], kept, flushed)
+    def _order(self, count: int) -> IntArray:
+        """The numbers of the next so many sequences in the order in which they leave: in blocks of `num_bins`, each
+        permuted whole.
+        """
+        size, number = self.settings.num_bins, self._drawn + np.arange(count)
+        place = number % size
+        low = number - place
+        return low + permute(place, np.minimum(size, self._drawn + count - low), mix(self.seed, "bins", low))
 
-    def _filled_up(self, pieces: IntArray) -> IntArray:
-        """Pieces laid end to end, component by component, and cut where a sequence is full."""
-        if not pieces.shape[1]:
-            return pieces
-        component = pieces[_BIN] >> NUMBER_BITS
-        out = []
-        for number in np.unique(component).tolist():
-            mine = pieces[:, component == number]
-            piece, sequence, length = wrapped(mine[_LENGTH], self.settings.max_length)
-            ends = np.cumsum(mine[_LENGTH])
-            start = np.cumsum(length) - length - (ends - mine[_LENGTH])[piece]
-            bins = -2 - (number << NUMBER_BITS | sequence)  # like no other bin's number, and not -1
-            out.append(np.stack((mine[_DOCUMENT, piece], mine[_START, piece] + start, length, bins, start)))
-        return np.concatenate(out, axis=1)
+    def _arranged(self, sequences: list[list[int]]) -> list[list[int]]:
+        """The pieces of each sequence in a drawn order, if one is wanted."""
+        if self.settings.shuffle_strategy != "within_bin":
+            return sequences
+        pieces = list(chain.from_iterable(sequences))
+        document, start, _ = pieces_in(pieces, split=self.settings.splits)
+        order = np.lexsort((mix(self.seed, document, start), _numbered(sequences)))
+        arranged = iter([pieces[at] for at in order.tolist()])
+        return [list(islice(arranged, len(sequence))) for sequence in sequences]
+
+    def _filled_up(self, sequences: list[list[int]]) -> list[list[int]]:
+        """The pieces of sequences laid end to end, and cut where a sequence is full."""
+        filled: list[list[int]] = []
+        room = 0
+        for piece in chain.from_iterable(sequences):
+            rest = piece
+            while length := rest >> NUMBER_BITS & NUMBER:
+                if not room:
+                    filled.append([])
+                    room = self.settings.max_length
+                part = min(length, room)
+                filled[-1].append(rest - (length - part << NUMBER_BITS))
+                rest += (part << START_BITS) - (part << NUMBER_BITS)
+                room -= part
+        return filled
+
+    def _finished(self, sequences: list[list[int]], flushed: npt.NDArray[np.bool_]) -> Step:
+        """These sequences leave; documents that are in no others and do not wait are no longer held."""
+        pieces = list(chain.from_iterable(sequences))
+        document, start, length = pieces_in(pieces, split=self.settings.splits)
+        row = np.searchsorted(self._held, document)
+        self._rest -= np.bincount(row, length, len(self._rest)).astype(np.int64)
+        kept = np.flatnonzero(self._rest)
+        self._held, self._rest = self._held[kept], self._rest[kept]
+        return Step(len(sequences), _numbered(sequences), row, start, length, kept, flushed)
+
+
+def _numbered(sequences: list[list[int]]) -> IntArray:
+    """For each piece of the sequences, the sequence that it is in."""
+    return np.repeat(np.arange(len(sequences)), np.array(list(map(len, sequences)), np.int64))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zephon.columns import IntArray
+from zephon.columns import IntArray, cut, laid
 
 _LONG = 48  # tokens a segment from which copying segment by segment is cheaper than arithmetic for each token
 
@@ -16,7 +16,7 @@ def restarting(lengths: IntArray) -> npt.NDArray[np.int32]:
     """Positions that count from 0 in each segment: int32 `[sum(lengths)]`."""
     if len(lengths) and lengths.sum() > _LONG * len(lengths):
         counting = np.arange(int(lengths.max()), dtype=np.int32)
-        return np.concatenate([counting[:length] for length in lengths.tolist()])
+        return laid(cut(counting, np.zeros_like(lengths), lengths), np.int32)
     ends = np.cumsum(lengths)
     out = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int32)
     out -= np.repeat((ends - lengths).astype(np.int32), lengths)

@@ -142,9 +142,9 @@ class Packer(Stateful):
         """Whether a document may be split although it is no longer than a sequence."""
         return self.algorithm in SPLITTING
 
-    def bins(self) -> Bins | ByComponent:
+    def bins(self) -> ByComponent:
         """Empty bins as the settings want them."""
-        return self._bins() if self.homogeneity == "none" else ByComponent(self._bins)
+        return ByComponent(self._bins)
 
     def _bins(self) -> Bins:
         limit = 1 if self.algorithm == "wrap" else self.num_bins  # one open sequence that is always filled up

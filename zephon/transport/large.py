@@ -7,6 +7,7 @@ the descriptor holds, and it must be a whole message.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,11 @@ class InMemory:
     nbytes: int
 
 
-def send_large(channel: Channel, value: object) -> None:
-    """Sends a message of any size up to `MAX_MESSAGE`."""
+def send_large(channel: Channel, value: object, fds: Sequence[int] = ()) -> None:
+    """Sends a message of any size up to `MAX_MESSAGE`; one that comes with descriptors of its own must be small."""
     payload = encode(value)
-    if len(payload) <= MAX_DESCRIPTOR:
-        channel.send(payload)
+    if len(payload) <= MAX_DESCRIPTOR or fds:
+        channel.send(payload, fds)
         return
     fd = os.memfd_create("zephon:message", os.MFD_CLOEXEC)
     try:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zephon.stages
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.columns import Block
 from zephon.frontiers import Checkpoint, complete_checkpoint
@@ -25,14 +28,20 @@ from zephon_daemon.scheduler import DEATHS, Scheduler
 
 
 def pipeline(
-    rows: int, *, shuffle: int, drop: bool, microbatch: int, drop_last: bool, even_ends: bool = True
+    rows: int, *, shuffle: int, drop: bool, microbatch: int, drop_last: bool, even_ends: bool = True, stages: int = 0
 ) -> Pipeline:
+    """`stages`: so many on workers behind the shuffle."""
     data = Dataset.from_dict("d", {"0": InMemoryShard([{"id": i, "t": "x" * (i % 7)} for i in range(rows)])})
     recipe = Pipeline(StaticMixtureWorkSource([data], mixture=None, seed=1, chunk_size=3))
     if drop:
         recipe.map_transform(lambda row: row if row["id"] % 3 else None)
     if shuffle:
         recipe.shuffle(shuffle)
+        for number in range(stages):
+            recipe.map_transform(lambda row: row if row["id"] % 7 else None, parallelism=2 - number)
+            recipe.map_transform(dict, parallelism=3)
+            if not number:
+                recipe.shuffle(3)
     recipe.batch(microbatch, drop_last=drop_last)
     return recipe.options(canonical_replicas=6, flush_every_k_chunks=2, even_ends=even_ends)
 
@@ -46,6 +55,13 @@ def lane_records(plan: Plan, epoch: int, lane: int) -> list[int]:
             out += block.fields["id"].to_list()
         window += 1
     return out
+
+
+@pytest.fixture(autouse=True)
+def small_tasks() -> Iterator[None]:
+    """Tasks of later stages hold two records at most."""
+    with mock.patch.object(zephon.stages, "STAGE_RECORDS", 2):
+        yield
 
 
 class Rank:
@@ -253,11 +269,13 @@ class World:
     drop_last=st.booleans(),
     readers=st.sampled_from([1, 1, 2]),
     early=st.booleans(),
+    stages=st.sampled_from([0, 0, 1, 2]),
 )
 def test_every_interleaving_delivers_the_reference_and_all_ranks_end_together(
-    seed: int, dp: int, rows: int, shuffle: int, drop: bool, microbatch: int, drop_last: bool, readers: int, early: bool
-) -> None:
-    recipe = pipeline(rows, shuffle=shuffle, drop=drop, microbatch=microbatch, drop_last=drop_last)
+    seed: int, dp: int, rows: int, shuffle: int, drop: bool, microbatch: int, drop_last: bool, readers: int, early: bool,
+    stages: int,
+) -> None:  # fmt: skip
+    recipe = pipeline(rows, shuffle=shuffle, drop=drop, microbatch=microbatch, drop_last=drop_last, stages=stages)
     plan = recipe.plan(dp_degree=dp)
     world = World(plan, dp, seed, None, readers, early)
     for epoch in range(2):
@@ -278,11 +296,14 @@ def test_every_interleaving_delivers_the_reference_and_all_ranks_end_together(
 
 
 @given(
-    seed=st.integers(0, 10**6), rounds=st.integers(1, 8), shuffle=st.sampled_from([0, 5]), dp=st.sampled_from([1, 2, 6])
-)
-def test_a_restored_run_goes_on_where_the_checkpoint_says(seed: int, rounds: int, shuffle: int, dp: int) -> None:
+    seed=st.integers(0, 10**6), rounds=st.integers(1, 8), shuffle=st.sampled_from([0, 5]), dp=st.sampled_from([1, 2, 6]),
+    stages=st.sampled_from([0, 1, 2]),
+)  # fmt: skip
+def test_a_restored_run_goes_on_where_the_checkpoint_says(
+    seed: int, rounds: int, shuffle: int, dp: int, stages: int
+) -> None:
     def make() -> Pipeline:
-        return pipeline(200, shuffle=shuffle, drop=True, microbatch=2, drop_last=True)
+        return pipeline(200, shuffle=shuffle, drop=True, microbatch=2, drop_last=True, stages=stages)
 
     embedded = make()
     batches = iter(embedded)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zephon.ops.bins import BestFit, Bins, FirstFit, Placement, Rules, keys_of
+from zephon.ops.bins import BestFit, Bins, Closed, FirstFit, Rules, keys_of, pieces_in
 from zephon.ops.candidates import BestFitCandidates, FirstFitCandidates
 from zephon.ops.homogeneity import ByComponent
 
@@ -19,6 +18,8 @@ rules = st.builds(
     Rules, st.just(CAPACITY), st.integers(1, 6), st.booleans(), st.none() | st.integers(1, 4), st.booleans()
 )
 sizes = st.lists(st.integers(1, CAPACITY), max_size=80)
+Piece = tuple[int, int, int]
+"""Document, where in it the piece starts, length."""
 
 
 class Plain:
@@ -26,20 +27,21 @@ class Plain:
 
     def __init__(self, rules: Rules, *, best: bool, pool: int = 0, patience: int | None = None) -> None:
         self.rules, self.best, self.pool, self.patience = rules, best, pool, patience
-        self.bins: list[list[int]] = []  # pieces' lengths
-        self.closed: list[int] = []
-        self.pieces: list[tuple[int, ...]] = []
+        self.bins: list[list[Piece]] = []
+        self.closed: list[tuple[int, list[Piece]]] = []  # with the document that had come
+        self.open: list[int] = []
         self.waiting: list[tuple[int, int, int]] = []  # document, length, placements when it came
-        self.placed = 0
+        self.placed = self.now = 0
 
     def room(self, number: int) -> int:
-        return CAPACITY - sum(self.bins[number])
+        return CAPACITY - sum(length for _, _, length in self.bins[number])
 
-    @property
-    def open(self) -> list[int]:
-        return [number for number in range(len(self.bins)) if number not in self.closed]
+    def close(self, number: int) -> None:
+        self.open.remove(number)
+        self.closed.append((self.now, self.bins[number]))
 
     def come(self, document: int, length: int) -> None:
+        self.now = document
         self.waiting.append((document, length, self.placed))
         if len(self.waiting) > self.pool:
             self.place_one()
@@ -66,20 +68,20 @@ class Plain:
             if not fitting and len(self.open) >= self.rules.limit:
                 victim = min(self.open, key=self.room) if self.rules.close_fullest else self.open[0]
                 if not self.rules.split:
-                    self.closed.append(victim)
+                    self.close(victim)
                     continue
                 number, part = victim, self.room(victim)
             else:
                 if not fitting:
+                    fitting = [len(self.bins)]
+                    self.open += fitting
                     self.bins.append([])
-                    fitting = [len(self.bins) - 1]
                 number = min(fitting, key=self.room) if self.best else fitting[0]
                 part = min(length, CAPACITY)
-            self.pieces.append((document, start, part, number, sum(self.bins[number])))
-            self.bins[number].append(part)
+            self.bins[number].append((document, start, part))
             start, length = start + part, length - part
             if self.room(number) == 0 or len(self.bins[number]) == (self.rules.most or -1):
-                self.closed.append(number)
+                self.close(number)
 
 
 def keys(lengths: list[int], low: int = 0, high: int | None = None) -> list[int]:
@@ -87,8 +89,12 @@ def keys(lengths: list[int], low: int = 0, high: int | None = None) -> list[int]
     return keys_of(numbers[low:high], np.array(lengths, np.int64)[low:high])
 
 
-def joined(parts: list[Placement]) -> tuple[list[tuple[int, ...]], list[int]]:
-    return [tuple(p) for part in parts for p in part.pieces.T.tolist()], [n for part in parts for n in part.closed]
+def pieces(of: list[int]) -> list[Piece]:
+    return list(zip(*(column.tolist() for column in pieces_in(of, split=True)), strict=True))
+
+
+def closings(closed: list[Closed]) -> list[tuple[int, list[Piece]]]:
+    return [(pieces([at])[0][0], pieces(of)) for at, of in closed]
 
 
 @given(sizes, rules, st.booleans(), st.integers(0, 5), st.none() | st.integers(0, 4), st.lists(st.integers(0, 80)))
@@ -102,56 +108,55 @@ def test_bins_follow_the_plain_rule_however_documents_are_cut_into_calls(
     else:
         bins = (BestFit if best else FirstFit)(given_rules)
     bounds = [0, *sorted(min(cut, len(lengths)) for cut in cuts), len(lengths)]
-    parts = [bins.place(keys(lengths, low, high)) for low, high in pairwise(bounds)]
+    closed = [one for low, high in pairwise(bounds) for one in bins.place(keys(lengths, low, high))]
     for document, length in enumerate(lengths):
         plain.come(document, length)
-    assert joined(parts) == (plain.pieces, plain.closed)
-    assert bins.open == plain.open
+    assert closings(closed) == plain.closed
+    assert [pieces(of) for of in bins.open] == [plain.bins[number] for number in plain.open]
     assert len(bins.open) <= given_rules.limit
-    parts.append(bins.finish())
+    closed += bins.finish()
     while plain.waiting:
         plain.place_one()
-    assert joined(parts) == (plain.pieces, plain.closed)
+    assert closings(closed) == plain.closed
+    assert [pieces(of) for of in bins.open] == [plain.bins[number] for number in plain.open]
 
 
 @given(st.lists(st.integers(1, 70), max_size=60), st.integers(1, 5), st.booleans())
 def test_a_bin_of_split_documents_is_full_when_it_is_closed(lengths: list[int], limit: int, fullest: bool) -> None:
     bins = BestFit(Rules(CAPACITY, limit, fullest, split=True))
-    made = bins.place(keys(lengths))
-    document, start, length, number, offset = made.pieces
-    for closed in made.closed:
-        assert length[number == closed].sum() == CAPACITY
-    for one, whole in enumerate(lengths):
-        mine = document == one
-        ends = np.cumsum(length[mine])
-        assert start[mine].tolist() == (ends - length[mine]).tolist()
+    closed = [of for _, of in closings(bins.place(keys(lengths)))]
+    assert all(sum(length for _, _, length in of) == CAPACITY for of in closed)
+    still_open = [pieces(of) for of in bins.open]
+    assert all(sum(length for _, _, length in of) < CAPACITY for of in still_open)
+    placed = sorted(piece for of in closed + still_open for piece in of)
+    for document, whole in enumerate(lengths):
+        mine = [(start, length) for one, start, length in placed if one == document]
+        ends = np.cumsum([length for _, length in mine])
+        assert [start for start, _ in mine] == [0, *ends[:-1].tolist()]
         assert ends[-1] == whole
-    assert (offset + length <= CAPACITY).all()
 
 
 @given(st.lists(st.tuples(st.integers(1, CAPACITY), st.integers(0, 2)), max_size=60), st.lists(st.integers(0, 60)))
 def test_each_component_has_bins_of_its_own_however_documents_are_cut_into_calls(
     documents: list[tuple[int, int]], cuts: list[int]
 ) -> None:
-    def run(bounds: list[int]) -> tuple[Any, list[int]]:
+    def run(bounds: list[int]) -> list[list[Piece]]:
         bins = ByComponent(lambda: BestFitCandidates(Rules(CAPACITY, 2), 3))
         lengths, components = np.array(documents, np.int64).reshape(-1, 2).T
         numbers = np.arange(len(documents))
-        parts = [bins.place(numbers[a:b], lengths[a:b], components[a:b]) for a, b in pairwise(bounds) if a < b]
-        parts.append(bins.finish())
-        pieces, closed = joined(parts)
-        by_bin: dict[int, list[tuple[int, ...]]] = {}
-        for piece in pieces:
-            by_bin.setdefault(piece[3], []).append(piece)
-        return by_bin, closed
+        closed = [
+            of for a, b in pairwise(bounds) if a < b for of in bins.place(numbers[a:b], lengths[a:b], components[a:b])
+        ]
+        closed += bins.finish()
+        return [pieces(of) for of in [*closed, *chain.from_iterable(bins.open)]]
 
     whole = run([0, len(documents)])
     assert run([0, *sorted(min(cut, len(documents)) for cut in cuts), len(documents)]) == whole
-    for pieces in whole[0].values():
-        assert len({documents[piece[0]][1] for piece in pieces}) == 1
+    assert all(len({documents[document][1] for document, _, _ in of}) == 1 for of in whole)
+    assert sorted(document for of in whole for document, _, _ in of) == list(range(len(documents)))
 
 
 @pytest.mark.parametrize("kind", [BestFit, FirstFit])
 def test_a_bin_that_a_document_fills_exactly_is_closed_at_once(kind: type[Bins]) -> None:
-    made = kind(Rules(10)).place(keys([6, 10, 4]))
-    assert (made.closed, made.closed_at) == ([1, 0], [1, 2])
+    closed = kind(Rules(10)).place(keys([6, 10, 4]))
+    assert closings(closed) == [(1, [(1, 0, 10)]), (2, [(0, 0, 6), (2, 0, 4)])]
