@@ -32,20 +32,34 @@ def batches_of_step(plan: Plan, step: int, epoch: int = 0, checkpoint: Checkpoin
         raise SettingError(f"inspect: step={step!r}: must be a whole number from 1")
     records = (step - 1) * plan.microbatch_size
     totals = plan.lane_totals(epoch)
-    if totals is not None and min(totals.values()) < records + plan.microbatch_size * plan.settings.drop_last:
-        steps = min(totals.values()) // plan.microbatch_size
-        raise SettingError(f"inspect: epoch {epoch} has {steps} steps, not {step}")
+    if totals is not None:
+        size, counts = plan.microbatch_size, totals.values()
+        steps = min(counts) // size if plan.settings.drop_last else -(-max(counts) // size)
+        if step > steps:
+            raise SettingError(f"inspect: epoch {epoch} has {steps} steps, not {step}")
     starts = {lane: _start(plan, lane, epoch, records, checkpoint) for lane in range(plan.lanes)}
-    run = EmbeddedRun(plan, InlinePool(Front(plan)), checkpoint=Checkpoint(plan.identity, epoch, starts))
-    found: list[SampleBatch] = []
     try:
-        while not (found and found[-1].ends_round) and (batch := run.next_batch()) is not None:
-            found.append(batch)
-    except CheckpointError:
-        found.clear()  # a lane has fewer records than the steps before this one take
+        found = _round(plan, epoch, starts, 1)
+    except CheckpointError:  # a lane has fewer records than the steps before this one take
+        found = []
+        if not plan.settings.drop_last:  # in its last steps it has an empty batch, so this may be one of them
+            found = _round(plan, epoch, {lane: Frontier() for lane in range(plan.lanes)}, step)
     if not found:
         raise SettingError(f"inspect: epoch {epoch} ends before step {step}")
     return found
+
+
+def _round(plan: Plan, epoch: int, starts: dict[int, Frontier], number: int) -> list[SampleBatch]:
+    """The batches of round `number`, from 1, of a run that starts there; none if it ends before."""
+    run = EmbeddedRun(plan, InlinePool(Front(plan)), checkpoint=Checkpoint(plan.identity, epoch, starts))
+    found: list[SampleBatch] = []
+    while number and (batch := run.next_batch()) is not None:
+        found.append(batch)
+        if batch.ends_round:
+            number -= 1
+            if number:
+                found.clear()
+    return found if number <= 1 else []  # without even ends the last one may be without some lanes
 
 
 def _start(plan: Plan, lane: int, epoch: int, records: int, checkpoint: Checkpoint | None) -> Frontier:

@@ -57,6 +57,18 @@ def test_a_step_beyond_the_end_is_refused_whether_arithmetic_knows_the_end_or_no
         batches_of_step(TOKENS.plan(), 0)
 
 
+def test_the_last_steps_of_lanes_of_unequal_length_are_seen_with_their_empty_batches():
+    recipe = Recipe(rows=(50,), source=(("chunk_size", 1),), steps=("filter",), lanes=8, flush_every=1, drop_last=False)
+    (steps,), _ = steps_of(recipe)
+    whole = [step for step in steps if step]
+    assert [len(batch) for batch in whole[-1]].count(0) > 0
+    for number, step in enumerate(whole, 1):
+        found = batches_of_step(recipe.plan(), number)
+        assert {batch.lane: batch.digest for batch in found} == {batch.lane: batch.digest for batch in step}
+    with pytest.raises(SettingError, match=f"epoch 0 ends before step {len(whole) + 1}"):
+        batches_of_step(recipe.plan(), len(whole) + 1)
+
+
 def test_it_says_of_each_record_the_samples_and_the_text():
     plan = TOKENS.plan()
     lines = list(described(plan, 2, 0, batches_of_step(plan, 2)))
