@@ -411,7 +411,7 @@ def test_progress_names_sockets_clients_and_memory_of_every_process(start: Any, 
     assert report["daemon"]["socket"] == path
     assert report["clients"][0] == {
         "client": 1, "pid": os.getpid(), "group": 1, "dp_degree": 2, "pipeline": "pipeline", "attached": False,
-        "stopped": False,
+        "stopped": False, "engine": 0,
     }  # fmt: skip
     assert set(report["memory"]) == {"daemon", "engine", "forkserver", "worker 1", "worker 2"}
     assert all(size > 0 for size in report["memory"].values())

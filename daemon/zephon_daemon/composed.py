@@ -1,0 +1,63 @@
+"""One report out of those of several engines: a run is one run, in however many engines its lanes are."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+LANES_REPORTED = 128
+"""Lanes of all runs in one report, which has to fit a message."""
+
+
+def bounded(report: dict[str, Any]) -> dict[str, Any]:
+    """The report with no more lanes than a message holds; how many were left out is in it."""
+    for run in report["runs"]:
+        share = LANES_REPORTED // len(report["runs"])
+        run["lanes_left_out"] = run.get("lanes_left_out", 0) + max(0, len(run["lanes"]) - share)
+        run["lanes"] = run["lanes"][:share]
+    return report
+
+
+def composed(reports: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
+    """The report of all engines, by number; lanes, workers and stalls say which one is theirs (`engine`)."""
+    runs: dict[str, list[dict[str, Any]]] = {}
+    memory: Counter[str] = Counter()
+    whole: dict[str, Any] = {"runs": [], "workers": [], "stalls": [], "errors": []}
+    for engine, report in sorted(reports.items()):
+        for run in report.get("runs", ()):
+            runs.setdefault(run["pipeline"], []).append(run)
+            for lane in run["lanes"]:
+                lane["engine"] = engine
+        for part in ("workers", "stalls"):
+            whole[part] += [{**each, "engine": engine} for each in report.get(part, ())]
+        memory.update(report.get("memory", {}))
+        whole["errors"] += report.get("errors", ())
+        whole |= {name: value for name, value in report.items() if name not in whole}
+    whole["runs"] = [_run(parts) for parts in runs.values()]
+    whole["memory"] = dict(memory)
+    return bounded(whole)
+
+
+def _run(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One run from its parts in each engine."""
+    readers = [reader for part in parts for reader in part["readers"]]
+    epoch = min((reader["epoch"] for reader in readers), default=-1)
+    waited: Counter[str] = Counter()
+    drawn: dict[str, Counter[str]] = {}
+    for part in parts:
+        waited.update(part["waited"])
+        for name, counts in part["drawn"].items():
+            drawn.setdefault(name, Counter()).update(counts)
+    return {
+        **parts[0],
+        "rounds": min((r["rounds"] for r in readers if r["epoch"] == epoch), default=0) if epoch >= 0 else 0,
+        "rounds_of_epoch": next((p["rounds_of_epoch"] for p in parts if p["rounds_of_epoch"] is not None), None),
+        "lanes": sorted((lane for part in parts for lane in part["lanes"]), key=lambda lane: lane["lane"]),
+        "lanes_left_out": sum(part.get("lanes_left_out", 0) for part in parts),
+        "drawn": {name: dict(counts) for name, counts in drawn.items()},
+        "readers": readers,
+        "rings_bytes": sum(part["rings_bytes"] for part in parts),
+        "failed": next((part["failed"] for part in parts if part["failed"]), None),
+        "waited": dict(waited),
+    }
