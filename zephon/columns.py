@@ -268,7 +268,7 @@ def spans(starts: IntArray, lengths: IntArray, offsets: IntArray | None = None) 
 
 def cut(values: AnyArray, starts: IntArray, lengths: IntArray) -> list[memoryview]:
     """The runs `values[starts[i]:starts[i] + lengths[i]]` as views of their bytes."""
-    data, size = values.view(np.uint8).data, values.itemsize
+    data, size = np.ascontiguousarray(values).view(np.uint8).data, values.itemsize
     return [data[low:high] for low, high in zip((size * starts).tolist(), (size * (starts + lengths)).tolist())]
 
 

@@ -46,9 +46,9 @@ class Binning(FlatPacking):
             records, masked = records[document], masked[document]
             components = None if components is None else components[document]
         before, starts = len(self.tokens), bounds[:-1]
-        self.tokens += [part.tobytes() for part in cut(np.ascontiguousarray(found.tokens, np.int32), starts, lengths)]
+        self.tokens += [part.tobytes() for part in cut(found.tokens.astype(np.int32, copy=False), starts, lengths)]
         if found.mask is not None:
-            masks = cut(np.ascontiguousarray(found.mask), starts, lengths)
+            masks = cut(found.mask, starts, lengths)
             self.masks = self.masks or [None] * before
             self.masks += [part.tobytes() if has else None for part, has in zip(masks, masked.tolist())]
         elif self.masks is not None:
