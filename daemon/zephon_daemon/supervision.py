@@ -81,6 +81,7 @@ class Supervision:
         self._targets, self._clock, self._make_server = targets or Targets(), clock, make_server
         self.label = label
         self._name, self._worker_name = (f" {label}", f"{label}.") if label else ("", "")
+        self._who = f"engine {label}" if label else "the engine"
         self._server: ForkServer | None = None
         self._workers: dict[int, _Worker] = {}
         self._numbers = 0
@@ -161,10 +162,10 @@ class Supervision:
         if not self._ready:
             self._failed_starts += 1
             if not self._was_ready or self._failed_starts >= ENGINE_STARTS:
-                raise CannotGoOn(f"the engine{self._name} died while it loaded the recipe: {how}")
+                raise CannotGoOn(f"{self._who} died while it loaded the recipe: {how}")
         self._ready = False
         self._start_engine_at = self._clock() + 0.1 * 2**self._failed_starts
-        _log.warning("the engine%s died: %s. A new one is started", self._name, how)
+        _log.warning("%s died: %s. A new one is started", self._who, how)
 
     def kill_engine(self) -> None:
         """End the engine by force; its end is noticed like any other."""
