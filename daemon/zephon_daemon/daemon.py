@@ -32,7 +32,7 @@ from zephon.transport.large import decode_large, send_large
 from zephon.transport.messages import MAX_MESSAGE, decode, encode
 from zephon_daemon.asked import LONGEST_TEXT
 from zephon_daemon.composed import composed
-from zephon_daemon.dealing import check_engines, share
+from zephon_daemon.dealing import Sharing, check_engines
 from zephon_daemon.engine_seat import EngineSeat
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch
@@ -107,6 +107,7 @@ class Daemon:
         self._recipe = os.path.abspath(os.path.expanduser(path)) + ("" if path == settings.recipe else f":{name}")
         check_engines(settings.engines, settings.workers)
         self._sessions = Sessions(self._recipe, supervisor=supervisor(settings.parent), engines=settings.engines)
+        self._sharing = Sharing(settings.workers, settings.engines)
         memory = Budget.of(settings.memory, settings.workers).total
         self._seats = [self._seat(number, memory) for number in range(settings.engines)]
         self._poller = zmq.Poller()
@@ -128,11 +129,12 @@ class Daemon:
 
     def _seat(self, number: int, memory: int) -> EngineSeat:
         settings, of = self._settings, self._settings.engines
-        workers = share(settings.workers, of, number)
+        workers = self._sharing.shares[number]
         supervision = Supervision(
             self._recipe,
             {
                 "workers": workers,
+                "most_workers": settings.workers,
                 "memory": memory // of,
                 "engines": of,
                 "stall_seconds": settings.patience.limit,
@@ -258,6 +260,7 @@ class Daemon:
             times.append(now + _TICK_SECONDS)
         if self._sessions.clients or times:
             times.append(self._look_at)
+        times += [self._sharing.due] if self._sharing.due is not None else []
         times += [at for seat in self._seats if (at := seat.supervision.wake_at) is not None]
         return int(max(0.0, min(times) - now) * 1000) + 1 if times else -1
 
@@ -272,6 +275,9 @@ class Daemon:
             for seat in self._seats:
                 seat.look()
         self._give_reports(self._reports.late(now))
+        if self._sharing.look(self._sessions.engines, now):
+            for seat, workers in zip(self._seats, self._sharing.shares, strict=True):
+                seat.give(workers)
 
     # Signals
 

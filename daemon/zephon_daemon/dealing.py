@@ -18,7 +18,10 @@ Group = tuple[str, int]
 
 MOST_ENGINES = 64
 WORKERS_AN_ENGINE = 16
-"""One engine keeps so many workers busy even where they have little to do for each token."""
+"""One engine keeps so many workers busy where they have more to do for a token than it has."""
+
+SHARE_SECONDS = 2.0
+"""How long after a rank has come, or the last one of an engine has gone, the workers are shared out anew."""
 
 
 def automatic(workers: int, cores: int) -> int:
@@ -40,6 +43,39 @@ def check_engines(engines: int, workers: int) -> None:
 def share(total: int, parts: int, part: int) -> int:
     """Part number `part` of `total` things in `parts` parts, as even as can be; together they are all of them."""
     return total * (part + 1) // parts - total * part // parts
+
+
+def shares(total: int, engines: int, in_use: Collection[int]) -> list[int]:
+    """How many workers each engine gets: even parts for those that have readers, or for all if none has."""
+    having = sorted(in_use) or list(range(engines))
+    found = [0] * engines
+    for place, engine in enumerate(having):
+        found[engine] = share(total, len(having), place)
+    return found
+
+
+class Sharing:
+    """When workers move from engine to engine: at once to one that has readers and no worker, else after a while, since
+    the ranks of a job do not come at the same moment. Where the last reader has gone all stays as it was. No I/O.
+    """
+
+    def __init__(self, workers: int, engines: int) -> None:
+        self.shares = shares(workers, engines, ())
+        self.due: float | None = None
+        """When `shares` are to be looked at again."""
+        self._workers, self._in_use = workers, frozenset[int]()
+
+    def look(self, in_use: Collection[int], now: float) -> bool:
+        """Take note of the engines that have readers; whether `shares` are others now."""
+        if in_use and frozenset(in_use) != self._in_use:
+            self._in_use = frozenset(in_use)
+            starved = any(not self.shares[engine] for engine in in_use)
+            self.due = now if starved else now + SHARE_SECONDS
+        if self.due is None or now < self.due:
+            return False
+        self.due, before = None, self.shares
+        self.shares = shares(self._workers, len(before), self._in_use)
+        return self.shares != before
 
 
 class Dealing:

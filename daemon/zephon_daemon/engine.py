@@ -16,7 +16,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -62,7 +62,7 @@ from zephon_daemon.worker_notes import WorkerNotes
 
 FROM_DAEMON = (
     p.AddWorker, p.WorkerGone, p.StartRun, p.AddReader, p.ExpectReaders, p.DropReader, p.EndRun, p.Report,
-    p.TellLanes, p.LanesTold, p.GroupsElsewhere,
+    p.TellLanes, p.LanesTold, p.GroupsElsewhere, p.RetireWorker,
 )  # fmt: skip
 USERS = (Exception, KeyboardInterrupt, SystemExit)
 """What a user's code may raise, `sys.exit()` included: it ends the run, not the engine."""
@@ -70,7 +70,6 @@ USERS = (Exception, KeyboardInterrupt, SystemExit)
 TICK_SECONDS = 1.0
 TOLD_AT_ONCE = 32
 TASKS_AHEAD_LOCAL = 2
-REPORTS_LOGGED = 20
 
 _log = logging.getLogger("zephon.engine")
 
@@ -124,6 +123,8 @@ class Engine:
                 self._look()
             self._assign()
             self._tell_others()
+            for worker in self._scheduler.let_go():
+                self._let_go(worker)
         for number in list(self._runs):
             self._end_run(number)
 
@@ -152,6 +153,8 @@ class Engine:
             self._add_worker(message, Channel.from_fd(fds.pop(0)))
         elif isinstance(message, p.WorkerGone):
             self._lose_worker(message.worker, message.how)
+        elif isinstance(message, p.RetireWorker):
+            self._scheduler.retire(message.worker)
         elif isinstance(message, p.StartRun):
             self._start_run(message, read_memory(fds.pop(0)))
         elif isinstance(message, p.AddReader):
@@ -306,6 +309,12 @@ class Engine:
             self._accept(live, work, Outcome(block, message.skipped, message.reports, message.counters))
         port.channel.send(encode(p.SlotFree(message.generation, message.index)))
 
+    def _let_go(self, worker: Hashable) -> None:
+        port = self._workers.get(worker)  # type: ignore[call-overload]
+        if port is not None:
+            self._watches.drop(port.channel)
+            port.channel.close()
+
     def _lose_worker(self, number: int, how: str) -> None:
         port = self._workers.pop(number, None)
         if port is not None:
@@ -314,7 +323,8 @@ class Engine:
         place, at = self._oversight.place(number), self._scheduler.workers.get(number)
         how, divides = self._oversight.gone(number, how)
         said = f"worker {number} ended: {how}"
-        self._errors.append(said)
+        if how:
+            self._errors.append(said)
         if at is not None and at.oldest is not None:
             _log.warning("%s. Its tasks are done again", said)
         grains = {run: live.run.plan.grain for run, live in self._runs.items()}
@@ -389,23 +399,14 @@ class Engine:
         if joined is None:
             return
         work, outcome = joined
-        self._say(live, outcome.reports)
+        live.say(outcome.reports, self._errors)
         self._box.task(work.task, live.doing(work.task))
         try:
             self._carry_out(live, live.run.outcome(work.task.lane, work.task.epoch, work.number, outcome))
-            self._say(live, live.run.unsaid(work.task.lane))
+            live.say(live.run.unsaid(work.task.lane), self._errors)
         except USERS as error:  # an accumulator, or a stateless operator after one, failed
             self._fail_with(live, error)
         self._box.idle()
-
-    def _say(self, live: LiveRun, reports: Sequence[str]) -> None:
-        """Reports into the log, the first ones of a run."""
-        for report in reports:
-            self._errors.append(report)
-            if live.reported < REPORTS_LOGGED:
-                live.reported += 1
-                more = "; further ones are only counted" if live.reported == REPORTS_LOGGED else ""
-                _log.warning("%s%s", report, more)
 
     def _do(self, live: LiveRun, event: Callable[[], list[Instruction]]) -> None:
         """An event of a run. It may have batches written, and so operators work, which may fail."""

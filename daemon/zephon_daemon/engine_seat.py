@@ -41,6 +41,12 @@ class EngineSeat:
             self.started = True
             self.supervision.start()
 
+    def give(self, workers: int) -> None:
+        """Its share of the workers from now on."""
+        if workers != self.workers:
+            self.workers = workers
+            self.supervision.want(workers)
+
     def met(self, fds: list[int]) -> None:
         """The engine has loaded the recipe. Its descriptors (memory, stack, process) are taken out of the list."""
         self.close()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ from zephon_daemon.stalls import Oversight
 from zephon_daemon.waits import Waits
 
 STALL_TEXT = 2000
+REPORTS_LOGGED = 20
 _log = logging.getLogger("zephon.engine")
 
 
@@ -79,6 +81,14 @@ class LiveRun:
             memory=budget.node,
             warnings=warnings,
         )
+
+    def say(self, reports: Sequence[str], errors: deque[str]) -> None:
+        """Reports into `errors`, and the first ones into the log."""
+        errors.extend(reports)
+        for report in reports[: max(0, REPORTS_LOGGED - self.reported)]:
+            self.reported += 1
+            more = "; further ones are only counted" if self.reported == REPORTS_LOGGED else ""
+            _log.warning("%s%s", report, more)
 
     def alive(self, lane: int, working: bool, scheduler: Scheduler, oversight: Oversight) -> p.Alive:
         """A sign of life for a client that waits for a lane."""

@@ -85,10 +85,26 @@ class Scheduler:
         self._again: deque[Work] = deque()
         self._suspects: deque[Work] = deque()
         self._numbers = 0
+        self._retiring: set[Hashable] = set()
 
     def add(self, worker: Hashable, serves: Callable[[int], bool], credit: int = CREDITS) -> None:
         """A worker is ready for tasks."""
         self.workers[worker] = Worker(credit, serves)
+
+    def retire(self, worker: Hashable) -> None:
+        """A worker gets no further task."""
+        at = self.workers.get(worker)
+        if at is not None:
+            at.credits, at.serves = 0, lambda run: False
+            self._retiring.add(worker)
+
+    def let_go(self) -> list[Hashable]:
+        """Retired workers that have done all they had, once each."""
+        if not self._retiring:
+            return []
+        done = [name for name in self._retiring if name not in self.workers or not self.workers[name].tasks]
+        self._retiring.difference_update(done)
+        return done
 
     def assign(self, pick: Pick) -> list[tuple[Hashable, int, Work]]:
         """Hand out tasks while workers have credit: (worker, task id, work)."""

@@ -260,6 +260,11 @@ class Sessions:
         """Whether time alone may change anything."""
         return bool(self._waiting) or any(not client.joined for client in self.clients.values())
 
+    @property
+    def engines(self) -> set[int]:
+        """The engines that have clients."""
+        return {client.engine for client in self.clients.values()}
+
     def report(self) -> dict[str, Any]:
         """For `zephon progress`."""
         clients = [

@@ -23,7 +23,7 @@ import psutil
 from zephon.errors import DaemonUnavailable, RunFailed, ZephonError
 from zephon.transport.channels import Channel, pair
 from zephon.transport.messages import encode
-from zephon.transport.protocol import AddWorker, WorkerGone
+from zephon.transport.protocol import AddWorker, RetireWorker, WorkerGone
 from zephon_daemon.forkserver import END_SECONDS, ForkServer
 from zephon_daemon.lifelines import adopt_orphans, describe_end
 
@@ -58,6 +58,7 @@ class _Worker:
     number: int
     started: float
     serves: bool = False
+    retiring: bool = False
 
 
 class Supervision:
@@ -130,6 +131,18 @@ class Supervision:
         self._failed_starts = 0
         self._wanted = workers
         self._start_workers_at = [self._clock()] * workers
+
+    def want(self, workers: int) -> None:
+        """So many workers from now on. Those that are too many do what they have in hand first."""
+        self._wanted = workers
+        if not self._ready or self.engine is None:
+            return
+        staying = sorted((w for w in self._workers.values() if not w.retiring), key=lambda worker: worker.number)
+        del self._start_workers_at[max(0, workers - len(staying)) :]
+        self._start_workers_at += [self._clock()] * (workers - len(staying) - len(self._start_workers_at))
+        for worker in staying[workers:]:
+            worker.retiring = True
+            self.engine.send(encode(RetireWorker(worker.number)))
 
     def worker_serves(self, number: int) -> None:
         """The worker has done a task: its start is past, however soon it dies."""
@@ -224,14 +237,17 @@ class Supervision:
 
     def _lose_worker(self, worker: _Worker, how: str) -> None:
         now = self._clock()
-        self.died += 1
+        how = "" if worker.retiring and how == describe_end(0) else how
+        self.died += bool(how)
         if self.engine is not None:
             self.engine.send(encode(WorkerGone(worker.number, how)))
+        if worker.retiring:
+            return
         if worker.serves or now - worker.started >= QUICK_SECONDS:
             self._quick_deaths, delay = 0, 0.0
         else:
             self._quick_deaths += 1
-            if self._quick_deaths >= QUICK_DEATHS * self._wanted:
+            if self._quick_deaths >= QUICK_DEATHS * max(1, self._wanted):
                 raise CannotGoOn(f"{self._quick_deaths} workers in a row died within a second of their start: {how}")
             delay = min(5.0, 0.1 * 2 ** (self._quick_deaths // max(1, self._wanted)))
         self._start_workers_at.append(now + delay)

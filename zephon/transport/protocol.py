@@ -30,9 +30,9 @@ handed over, and begins anew with two new connections:
 So groups come back one by one, at any time; nobody is asked for a lane that is not its own. A daemon counts the deaths
 of an engine under a run; a statement that shows a batch delivered since the one before ends the row.
 
-Daemon and engine (SEQPACKET pair): StartRun, AddWorker (+ its connection), WorkerGone, AddReader (+ the client's
-connection, + its resume statement in memory), DropReader, ExpectReaders, EndRun, TellLanes, GroupsElsewhere, Report
-from the daemon; EngineReady (+ memory in which it notes what it works on), WorkerServes, RunStarted, RunRefused,
+Daemon and engine (SEQPACKET pair): StartRun, AddWorker (+ its connection), RetireWorker, WorkerGone, AddReader (+ the
+client's connection, + its resume statement in memory), DropReader, ExpectReaders, EndRun, TellLanes, GroupsElsewhere,
+Report from the daemon; EngineReady (+ memory in which it notes what it works on), WorkerServes, RunStarted, RunRefused,
 ReaderGone, EngineReport from the engine. Where several engines share a run, what one says of its lanes (LanesTold) goes
 through the daemon to the others.
 
@@ -475,10 +475,18 @@ class WorkerServes:
     worker: int
 
 
+@message("retire_worker")
+@dataclass(frozen=True, slots=True)
+class RetireWorker:
+    """The worker is needed elsewhere: it gets no further task, and is let go once it has done those that it has."""
+
+    worker: int
+
+
 @message("worker_gone")
 @dataclass(frozen=True, slots=True)
 class WorkerGone:
-    """`how` says exit code or signal, for people."""
+    """`how` says exit code or signal, for people; empty for one that was let go."""
 
     worker: int
     how: str
