@@ -37,19 +37,21 @@ def statement(group: int = 0, records: int = 0, *, degree: int = 2, seed: int | 
 class Scene:
     """A daemon of ranks that say hello, attach and leave; what it told each is kept."""
 
-    def __init__(self, pipelines: tuple[str, ...] = ("pipeline", "eval")) -> None:
-        self.sessions = Sessions("recipe.py")
+    def __init__(self, pipelines: tuple[str, ...] = ("pipeline", "eval"), engines: int = 1) -> None:
+        self.sessions = Sessions("recipe.py", engines=engines)
         self.now = 0.0
         self.told: dict[Any, list[Any]] = {}
         self.starts: list[Start] = []
         self.engine: list[Any] = []
+        self.heard: list[tuple[int, Any]] = []
+        """The same, each with the engine that it was for."""
         self.stated: list[str] = []
         self.hung_up: list[int] = []
         self.forgotten: list[int] = []
         self.hellos: list[Hello] = []
         self.asks = 0
-        if pipelines:
-            self.do(self.sessions.engine_ready(pipelines, 0.0))
+        for engine in range(engines if pipelines else 0):
+            self.do(self.sessions.engine_ready(pipelines, 0.0, engine))
 
     def do(self, instructions: list[Any]) -> None:
         for order in instructions:
@@ -57,8 +59,10 @@ class Scene:
                 self.told.setdefault(order.ask, []).append(order.message)
             elif isinstance(order, Start):
                 self.starts.append(order)
+                self.heard.append((order.engine, order.message))
             elif isinstance(order, (HandOver, ToEngine)):
                 self.engine.append(order.message)
+                self.heard.append((order.engine, order.message))
                 self.stated += [order.statement] if isinstance(order, HandOver) else []
             elif isinstance(order, HangUp):
                 self.hung_up.append(order.client)
@@ -111,17 +115,18 @@ class Scene:
         self.started()
         return found
 
-    def engine_dies(self, how: str = "killed by signal 9 (SIGKILL)") -> None:
+    def engine_dies(self, how: str = "killed by signal 9 (SIGKILL)", engine: int = 0) -> None:
         """And the next one is ready."""
         before = len(self.starts)
-        self.do(self.sessions.engine_died(how, self.now))
+        self.do(self.sessions.engine_died(how, self.now, engine))
         assert len(self.starts) == before, "there is nobody to start a run"
         self.engine.clear()
-        self.do(self.sessions.engine_ready(["pipeline", "eval"], self.now))
+        self.heard.clear()
+        self.do(self.sessions.engine_ready(["pipeline", "eval"], self.now, engine))
 
-    def started(self, run: int = 0, **kwargs: Any) -> None:
+    def started(self, run: int = 0, engine: int = 0, **kwargs: Any) -> None:
         number = run or self.starts[-1].message.run
-        self.do(self.sessions.run_started(RunStarted(number, plan(**kwargs), "contiguous"), self.now))
+        self.do(self.sessions.run_started(RunStarted(number, plan(**kwargs), "contiguous"), self.now, engine))
 
     def goodbye(self, who: Welcome) -> None:
         self.do(self.sessions.goodbye(self.ask(), Goodbye(who.token, who.client), self.now))

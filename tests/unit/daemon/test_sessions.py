@@ -271,9 +271,10 @@ def test_impossible_topologies_are_refused_at_hello(wrong: dict[str, int]) -> No
 @settings(max_examples=150)
 @given(st.data())
 def test_every_request_is_answered_once_and_invariants_hold_whatever_happens(data: st.DataObject) -> None:
-    scene = Scene(())
+    engines = data.draw(st.sampled_from([1, 2]))
+    scene = Scene((), engines)
     welcomes: list[Welcome] = []
-    pending = {"engine": False}
+    alive: set[int] = set()
     for _ in range(data.draw(st.integers(1, 40))):
         what = data.draw(st.sampled_from(
             ["hello", "hello", "again", "back", "attach", "attach", "state", "gone", "goodbye", "ready", "started",
@@ -302,16 +303,22 @@ def test_every_request_is_answered_once_and_invariants_hold_whatever_happens(dat
         elif what in ("gone", "goodbye") and known:
             who = known[data.draw(st.sampled_from(sorted(known)))]
             scene.goodbye(who) if what == "goodbye" else scene.do(scene.sessions.gone(who.client, scene.now))
-        elif what == "ready" and not pending["engine"]:
-            pending["engine"] = True
-            scene.do(scene.sessions.engine_ready(["pipeline", "eval"], scene.now))
-        elif what in ("started", "refused") and scene.starts and pending["engine"]:
-            run = scene.starts.pop(data.draw(st.integers(0, len(scene.starts) - 1))).message.run
-            scene.started(run) if what == "started" else scene.do(scene.sessions.run_refused(run, "RunFailed", "no"))
-        elif what == "died" and pending["engine"]:
-            pending["engine"] = False
-            scene.starts.clear()
-            scene.do(scene.sessions.engine_died("exit code 1", scene.now))
+        elif what == "ready" and len(alive) < engines:
+            engine = data.draw(st.sampled_from(sorted(set(range(engines)) - alive)))
+            alive.add(engine)
+            scene.do(scene.sessions.engine_ready(["pipeline", "eval"], scene.now, engine))
+        elif what in ("started", "refused") and scene.starts:
+            start = scene.starts.pop(data.draw(st.integers(0, len(scene.starts) - 1)))
+            run, engine = start.message.run, start.engine
+            if what == "started":
+                scene.started(run, engine)
+            else:
+                scene.do(scene.sessions.run_refused(run, "RunFailed", "no", engine))
+        elif what == "died" and alive:
+            engine = data.draw(st.sampled_from(sorted(alive)))
+            alive.discard(engine)
+            scene.starts = [start for start in scene.starts if start.engine != engine]
+            scene.do(scene.sessions.engine_died("exit code 1", scene.now, engine))
         elif what == "later":
             scene.later(data.draw(st.sampled_from([1.0, 12.0])))
         welcomes = [m for told in scene.told.values() for m in told if isinstance(m, Welcome)]
@@ -319,18 +326,18 @@ def test_every_request_is_answered_once_and_invariants_hold_whatever_happens(dat
             if w.client in scene.sessions.clients and not scene.sessions.clients[w.client].joined:
                 scene.join(w)
     # In the end everybody leaves, the engine comes, and time passes: no request stays open, no run stays.
-    if not pending["engine"]:
-        scene.do(scene.sessions.engine_ready(["pipeline", "eval"], scene.now))
+    for engine in set(range(engines)) - alive:
+        scene.do(scene.sessions.engine_ready(["pipeline", "eval"], scene.now, engine))
     for _ in range(4):
         for start in scene.starts:
-            scene.started(start.message.run)
+            scene.started(start.message.run, start.engine)
         scene.starts.clear()
         for client in list(scene.sessions.clients):
             scene.do(scene.sessions.gone(client, scene.now))
         scene.later(SAME_JOB_SECONDS)
     finals = {ask: [m for m in told if not isinstance(m, Patience)] for ask, told in scene.told.items()}
     assert all(len(found) <= 1 for found in finals.values())
-    ended = [m.run for m in scene.engine if isinstance(m, EndRun)]
+    ended = [(engine, m.run) for engine, m in scene.heard if isinstance(m, EndRun)]
     readers = [m.client for m in scene.engine if isinstance(m, AddReader)]
     assert len(readers) == len(set(readers))
     assert len(ended) == len(set(ended))
