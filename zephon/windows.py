@@ -19,6 +19,7 @@ import numpy as np
 from zephon.columns import Block, IntArray
 from zephon.custom_source import CustomSource
 from zephon.datasets.fetch import read
+from zephon.datasets.open_files import resources
 from zephon.lane_windows import Window, window_of
 from zephon.ops.base import Accumulator, Faults, Operator, Scope, Stateful, Stateless, WindowKey, add_counts
 from zephon.ops.numbering import Numbered, told_apart
@@ -175,6 +176,7 @@ class Front:
             del steps[: len(operators)]
 
     def setup(self) -> None:
+        resources().serve(self.plan.lanes)
         for operator in self.operators:
             operator.setup()
 

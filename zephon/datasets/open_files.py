@@ -21,6 +21,7 @@ from zephon.errors import DatasetError
 
 _T = TypeVar("_T")
 
+USES_A_LANE = 2
 _WAITS_S = (0.1, 0.5, 2.0)
 _TRANSIENT = {
     getattr(errno, name)
@@ -38,13 +39,18 @@ class Recent:
 
     def __init__(self, limit: int) -> None:
         self._limit, self._held = limit, 0
-        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._most, self._uses, self._now = limit, 0, 0
+        self._values: OrderedDict[Hashable, tuple[Any, int, int]] = OrderedDict()  # value, weight, last use
         self._lock = threading.Lock()
 
-    def limit_to(self, limit: int) -> None:
-        """Keep no more than that from now on."""
+    def limit_to(self, limit: int, most: int = 0) -> None:
+        """Keep no more than that from now on; `most` with those that are still in use (`in_use`)."""
         with self._lock:
-            self._limit = limit
+            self._limit, self._most = limit, max(limit, most)
+
+    def in_use(self, uses: int) -> None:
+        """What is among the last so many uses (found, put in) counts as in use; of several numbers told, the most."""
+        self._uses = max(self._uses, uses)
 
     def find(self, key: Hashable) -> Any:
         """The value, or None."""
@@ -52,6 +58,8 @@ class Recent:
             entry = self._values.get(key)
             if entry is None:
                 return None
+            self._now += 1
+            self._values[key] = (*entry[:2], self._now)
             self._values.move_to_end(key)
             return entry[0]
 
@@ -62,12 +70,15 @@ class Recent:
             if old is not None:
                 self._held -= old[1]
                 dropped.append(old)
-            self._values[key] = (value, weight)
+            self._now += 1
+            self._values[key] = (value, weight, self._now)
             self._held += weight
             while self._held > self._limit and len(self._values) > 1:
-                entry = self._values.popitem(last=False)[1]
-                self._held -= entry[1]
-                dropped.append(entry)
+                oldest = next(iter(self._values.values()))
+                if self._held <= self._most and oldest[2] > self._now - self._uses:
+                    break
+                dropped.append(self._values.popitem(last=False)[1])
+                self._held -= oldest[1]
         return value
 
     def drop(self, key: Hashable) -> None:
@@ -92,15 +103,23 @@ class Resources:
         self.tables = Recent(256)
         self.parquet = Recent(32)
         self.row_groups = Recent(16 << 20)  # one that falls out costs its own decoding
+        self.row_groups.limit_to(16 << 20, most=64 << 20)
         self.segments = Recent(64 << 20)  # of large row groups: to go back in one means to decode it from its start
         self.stumbles: deque[str] = deque(maxlen=1000)
         """What storage failed at for the moment and was tried again: taken out by who reports it."""
 
-
     def limit_to(self, nbytes: int) -> None:
-        """Keep no more than `nbytes` decoded from now on, a fifth of it as whole row groups."""
-        self.row_groups.limit_to(nbytes // 5)
+        """Keep no more than `nbytes` decoded from now on.
+
+        A fifth of it as whole row groups, or as much as lanes are at work on: data has small row groups or large ones,
+        seldom both.
+        """
+        self.row_groups.limit_to(nbytes // 5, most=nbytes - nbytes // 5)
         self.segments.limit_to(nbytes - nbytes // 5)
+
+    def serve(self, lanes: int) -> None:
+        """So many lanes are read side by side. Each looks for one row group or two at a time, and soon again."""
+        self.row_groups.in_use(USES_A_LANE * lanes)
 
 
 @functools.lru_cache(maxsize=1)

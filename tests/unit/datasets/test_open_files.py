@@ -75,3 +75,25 @@ def test_a_file_shorter_than_expected_is_named(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"abc")
     with pytest.raises(DatasetError, match="f ends at byte 3, not 9"):
         OpenFile(str(tmp_path / "f")).read(0, 9)
+
+
+def test_recent_keeps_what_is_in_use_beyond_its_limit_and_never_more_than_the_most() -> None:
+    """Lanes side by side, each of which comes back to its value after all the others have had a turn."""
+
+    def decoded(lanes: int, most: int) -> int:
+        recent = Recent(4)
+        recent.limit_to(4, most)
+        recent.in_use(2 * lanes)
+        made = 0
+        for turn in range(40 * lanes):
+            key = turn % lanes, turn // lanes // 4  # four turns with each value
+            if recent.find(key) is None:
+                recent.put(key, "value")
+                made += 1
+            assert recent.weight <= most
+        assert recent.weight <= max(4, 2 * lanes)  # what is not looked for any more goes
+        return made
+
+    assert decoded(lanes=16, most=100) == 160
+    assert decoded(lanes=3, most=4) == 30
+    assert decoded(lanes=16, most=8) == 640
