@@ -153,3 +153,26 @@ def test_what_only_waited_at_a_dead_worker_is_no_suspect_and_a_forgotten_run_lea
     pool.scheduler.forget(0)
     pool.add()
     assert [work.task.low for _, _, work in pool.scheduler.assign(pool.pick)] == [24, 32, 40]
+
+
+@given(seed=st.integers(0, 10**6), stay=st.integers(1, 3), go=st.integers(1, 3))
+def test_retired_workers_do_what_they_have_get_nothing_more_and_are_let_go_once(seed: int, stay: int, go: int) -> None:
+    pool = Pool(seed, stay + go, set(), 4, 1)
+    names = list(pool.scheduler.workers)
+    chance = random.Random(seed)
+    in_hand = [(worker, task_id) for worker, task_id, _ in pool.scheduler.assign(pool.pick)]
+    retired = set(chance.sample(names, go))
+    for name in retired:
+        pool.scheduler.retire(name)
+    pool.scheduler.retire("nobody")
+    let_go = []
+    while in_hand:
+        worker, task_id = in_hand.pop(chance.randrange(len(in_hand)))
+        assert worker not in let_go, "it has work in hand"
+        assert pool.scheduler.done(worker, task_id) is not None
+        let_go += pool.scheduler.let_go()
+        given_out = [(worker, task_id) for worker, task_id, _ in pool.scheduler.assign(pool.pick)]
+        assert not retired & {worker for worker, _ in given_out}
+        in_hand += given_out
+    let_go += pool.scheduler.let_go()
+    assert sorted(map(str, let_go)) == sorted(map(str, retired))

@@ -11,7 +11,7 @@ import pytest
 from zephon.errors import DaemonUnavailable
 from zephon.transport.channels import Channel
 from zephon.transport.messages import decode
-from zephon.transport.protocol import AddWorker, WorkerGone
+from zephon.transport.protocol import AddWorker, RetireWorker, WorkerGone
 from zephon_daemon.supervision import ENGINE_STARTS, QUICK_DEATHS, CannotGoOn, Supervision
 
 
@@ -203,3 +203,36 @@ def test_a_dead_fork_server_means_a_dead_engine_and_both_come_again(running: Sce
     running.supervision.step()
     assert len(running.servers) == 2
     assert running.living() == ["engine"]
+
+
+def test_fewer_workers_are_wanted_so_the_last_ones_are_let_go_without_being_replaced_or_counted(running: Scene) -> None:
+    running.engine_hears()
+    running.supervision.want(1)
+    assert running.engine_hears() == [RetireWorker(2)]
+    assert running.living() == ["engine", "worker 1", "worker 2"], "it may have work in hand"
+    running.end("worker 2", 0)
+    assert running.living() == ["engine", "worker 1"]
+    assert running.engine_hears() == [WorkerGone(2, "")]
+    assert running.supervision.died == 0
+    running.supervision.want(3)
+    running.supervision.step()
+    assert running.living() == ["engine", "worker 1", "worker 3", "worker 4"]
+
+
+def test_a_worker_that_dies_while_it_is_let_go_is_told_of_as_a_death_and_not_replaced(running: Scene) -> None:
+    running.engine_hears()
+    running.supervision.want(0)
+    running.end("worker 1", -9)
+    running.end("worker 2", 0)
+    assert running.living() == ["engine"]
+    ends = [m for m in running.engine_hears() if isinstance(m, WorkerGone)]
+    assert ends == [WorkerGone(1, "killed by signal 9 (SIGKILL): maybe out of memory"), WorkerGone(2, "")]
+    assert running.supervision.died == 1
+
+
+def test_workers_that_have_not_started_yet_are_simply_not_started(scene: Scene) -> None:
+    scene.supervision.engine_ready(4)
+    scene.supervision.want(2)
+    scene.supervision.step()
+    assert scene.living() == ["engine", "worker 1", "worker 2"]
+    assert not any(isinstance(m, RetireWorker) for m in scene.engine_hears())
