@@ -58,22 +58,24 @@ def test_beside_a_trainer_that_pauses_zephon_takes_little_memory_and_next_to_no_
     runtime_folder: Path,
 ) -> None:
     recipe = mixed(runtime_folder, {"pipeline": "4"}, rows=(3000, 2000))
-    with Daemon(recipe, workers=2).all_started() as daemon:
-        with python(runtime_folder, RANK, daemon.socket, stdin=-1) as rank:
-            added = int(rank.line())
-            assert added < 25 * MIB, f"the client takes {added / MIB:.1f} MiB"
-            until(lambda: all(lane["waits_for"] == "the trainer" for lane in daemon.lanes()))
-            pids = daemon.pids()
-            taken = {name: pss(pid) for name, pid in pids.items()}
-            assert sum(taken.values()) < 400 * MIB, {name: f"{size / MIB:.0f} MiB" for name, size in taken.items()}
-            assert {"daemon", "engine"} < set(taken)
-            assert len(taken) >= 4
-            spent = at_rest([*pids.values(), rank.pid])
-            assert spent < 0.02 * AT_REST_SECONDS, f"{spent / AT_REST_SECONDS:.1%} of a core at rest"
-            assert rank.process.stdin is not None
-            rank.process.stdin.close()
-            rank.process.stdin = None
-            assert rank.end() == 0
+    with (
+        Daemon(recipe, workers=2).all_started() as daemon,
+        python(runtime_folder, RANK, daemon.socket, stdin=-1) as rank,
+    ):
+        added = int(rank.line())
+        assert added < 25 * MIB, f"the client takes {added / MIB:.1f} MiB"
+        until(lambda: all(lane["waits_for"] == "the trainer" for lane in daemon.lanes()))
+        pids = daemon.pids()
+        taken = {name: pss(pid) for name, pid in pids.items()}
+        assert sum(taken.values()) < 400 * MIB, {name: f"{size / MIB:.0f} MiB" for name, size in taken.items()}
+        assert {"daemon", "engine"} < set(taken)
+        assert len(taken) >= 4
+        spent = at_rest([*pids.values(), rank.pid])
+        assert spent < 0.02 * AT_REST_SECONDS, f"{spent / AT_REST_SECONDS:.1%} of a core at rest"
+        assert rank.process.stdin is not None
+        rank.process.stdin.close()
+        rank.process.stdin = None
+        assert rank.end() == 0
 
 
 def at_rest(pids: list[int]) -> float:
