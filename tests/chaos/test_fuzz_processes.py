@@ -23,8 +23,6 @@ from zephon.transport.segments import Segment
 from zephon_client import connect
 from zephon_daemon.forkserver import ForkServer
 
-pytestmark = pytest.mark.soak
-
 SECONDS = 20.0
 
 
@@ -195,6 +193,7 @@ def test_what_a_worker_wrote_into_its_memory_is_checked_and_the_task_is_done_aga
         channel.close()
 
 
+@pytest.mark.soak
 def test_an_engine_goes_on_after_malformed_words_of_the_daemon(
     engine: Engine, amount: Callable[[int, int], int]
 ) -> None:
@@ -233,7 +232,7 @@ FROM_ENGINE = [
 ]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2, 3))])
 def test_a_rank_refuses_nonsense_from_an_engine_and_keeps_what_it_has(
     runtime_folder: Path, seed: int, amount: Callable[[int, int], int]
 ) -> None:

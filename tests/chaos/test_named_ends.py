@@ -12,8 +12,6 @@ from tests.running import Daemon, counting, until, write_recipe
 from zephon.errors import RecordError, RunFailed, ZephonError
 from zephon_client import connect
 
-pytestmark = pytest.mark.soak
-
 ENDS = """
 import os
 source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, seed=5, chunk_size=64)
@@ -81,6 +79,7 @@ pipeline = Pipeline(source).map_transform(hungry).batch(4).options(canonical_rep
 """
 
 
+@pytest.mark.soak
 def test_case_D4_a_record_that_needs_more_memory_than_there_is_is_named(runtime_folder: Path) -> None:
     """Where a limit refuses memory, the operator raises; `test_case_J3…` has the case of a killer."""
     counting(runtime_folder, 1000, 2, lanes=2, batch=4)
@@ -117,6 +116,7 @@ pipeline = Pipeline(source).map_transform(large).batch(4).options(canonical_repl
 """
 
 
+@pytest.mark.soak
 def test_case_D4_the_out_of_memory_killer_is_guessed_and_the_record_named(runtime_folder: Path) -> None:
     group = memory_group(f"zephon-test-{os.getpid()}", 300 << 20)
     if group is None:

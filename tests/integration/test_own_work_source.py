@@ -19,8 +19,6 @@ from zephon.recipe import load_recipe
 from zephon.transport.channels import MAX_DESCRIPTOR
 from zephon.verify import verify
 
-pytestmark = pytest.mark.soak
-
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_source.py"
 
 MORE = '''
@@ -114,6 +112,7 @@ def test_stopped_and_resumed_on_other_numbers_of_ranks_every_batch_is_the_refere
     ledger.check()
 
 
+@pytest.mark.soak
 def test_states_too_large_for_one_message_together_are_resumed_from(daemon: Daemon) -> None:
     ledger = Ledger(plan_of(daemon.recipe, "large"))
     with Ranks(daemon.socket, 2, pipeline="large", ledger=ledger) as ranks:
@@ -126,6 +125,7 @@ def test_states_too_large_for_one_message_together_are_resumed_from(daemon: Daem
     ledger.check()
 
 
+@pytest.mark.soak
 def test_a_second_epoch_asks_fresh_sources(daemon: Daemon) -> None:
     ledger = Ledger(plan_of(daemon.recipe, "filtered"))
     with Ranks(daemon.socket, 2, pipeline="filtered", ledger=ledger) as ranks:
@@ -139,6 +139,7 @@ def test_a_second_epoch_asks_fresh_sources(daemon: Daemon) -> None:
     ledger.check(1)
 
 
+@pytest.mark.soak
 def test_the_daemon_an_embedded_run_and_every_runner_deliver_the_same(daemon: Daemon) -> None:
     """What is more, checkpoints of one are resumed by the other."""
     found = run_to_the_end(daemon.socket, 2, "filtered")
@@ -166,6 +167,7 @@ def test_an_exception_of_the_users_source_reaches_every_rank_with_lane_and_chunk
     assert run_to_the_end(daemon.socket, 1, "threads"), "the daemon goes on"
 
 
+@pytest.mark.soak
 def test_ranks_of_an_endless_source_wait_for_nobody(daemon: Daemon) -> None:
     with Ranks(daemon.socket, 2, pipeline="endless") as ranks:
         assert ranks.rounds(400) == [400, 400]
@@ -175,10 +177,12 @@ def test_ranks_of_an_endless_source_wait_for_nobody(daemon: Daemon) -> None:
     assert run["rounds_of_epoch"] is None
 
 
+@pytest.mark.soak
 def test_verify_proves_the_example(daemon: Daemon) -> None:
     assert verify(daemon.recipe, dp=[4, 2, 1], steps=12).ok
 
 
+@pytest.mark.soak
 def test_after_an_engines_death_the_sources_go_on_with_the_states_that_the_ranks_bring(runtime_folder: Path) -> None:
     recipe = recipe_in(runtime_folder)
     ledger = Ledger(plan_of(recipe, "large"))

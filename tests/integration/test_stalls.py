@@ -21,8 +21,6 @@ from zephon.errors import RunFailed, ZephonError
 from zephon_client import connect
 from zephon_daemon.progress import text
 
-pytestmark = pytest.mark.soak
-
 STALL = ["--stall-seconds", "0.5", "--stall-end-seconds"]
 
 SLEEPS = """
@@ -94,6 +92,7 @@ def test_case_J1_an_operator_that_sleeps_for_ever_is_named_with_its_record_and_s
         assert "work for a run that has ended" in daemon.errors
 
 
+@pytest.mark.soak
 def test_case_J1_a_worker_that_hangs_is_ended_in_time_and_if_that_helps_nobody_sees_it(sleeping: str) -> None:
     ledger, asleep = Ledger(plan_of(sleeping)), Path(sleeping).parent / "asleep"
     asleep.unlink()
@@ -109,6 +108,7 @@ def test_case_J1_a_worker_that_hangs_is_ended_in_time_and_if_that_helps_nobody_s
         assert "is ended: it has been in operator 'map_transform', at dataset 'count'" in daemon.errors
 
 
+@pytest.mark.soak
 def test_case_J1_and_D4_a_record_at_which_every_worker_hangs_ends_the_run_by_name(sleeping: str) -> None:
     with Daemon(sleeping, workers=1, more=[*STALL, "0.8"]) as daemon:
         error, _ = refused(daemon.socket, timeout=40.0)
@@ -133,6 +133,7 @@ def server_that_does_not_answer(path: Path) -> Iterator[None]:
         signal.signal(signal.SIGIO, before)
 
 
+@pytest.mark.soak
 def test_case_J1_storage_that_stops_answering_is_named_with_its_file_and_the_run_goes_on_when_it_answers(
     runtime_folder: Path,
 ) -> None:
@@ -181,6 +182,7 @@ def test_case_J1_a_trainer_that_sleeps_is_no_stall_and_the_status_says_so(runtim
         ranks.rounds(3)
 
 
+@pytest.mark.soak
 def test_case_J1_an_engine_in_a_users_function_that_does_not_return_is_shown_with_its_stack(sleeping: str) -> None:
     with Daemon(sleeping, more=[*STALL, "0"]) as daemon:
         error, _ = refused(daemon.socket, timeout=6.0, pipeline="late")
@@ -189,6 +191,7 @@ def test_case_J1_an_engine_in_a_users_function_that_does_not_return_is_shown_wit
             assert all(fact in said for fact in facts), said
 
 
+@pytest.mark.soak
 def test_an_engine_that_hangs_is_ended_and_three_of_them_end_the_run_with_where_they_hung(sleeping: str) -> None:
     with Daemon(sleeping, workers=1, more=[*STALL, "1"]) as daemon:
         error, _ = refused(daemon.socket, timeout=40.0, pipeline="late")
