@@ -102,7 +102,7 @@ class Builder:
         `push(state, records) -> (state, records)` takes every 64 records of the window; `flush(state) -> records` gives
         the rest at its end, and after any push of which `should_flush(state)` says so; `transform(records) -> records`
         works on what comes out. `init_state` is a function that makes a state, or a value to copy. See
-        `zephon.ops.stateful_transform`. Raises SettingError.
+        `zephon.ops.stateful_transform`. With `parallelism` from 2 on `transform` runs on workers. Raises SettingError.
         """
         drop_ignored("stateful_transform", ignored, (*StatefulTransform.__init__.__annotations__, "parallelism"))
         self._ask_for_token_counts()
@@ -139,8 +139,8 @@ class Builder:
         """A custom operator: an instance of a `zephon.ops.BaseOp`, or a name with functions.
 
         `process_many(records) -> records` works on groups whose borders the lane's records alone decide (at most 64, or
-        what the accumulator gives); `process_one(record) -> records` on each alone. Without an accumulator it runs on
-        workers, as long as no operator before it holds records. `zephon.ops.OpTraits` has the other settings. Raises
+        what the accumulator gives); `process_one(record) -> records` on each alone. They run on workers; behind an
+        operator that holds records with `parallelism` from 2 on. `zephon.ops.OpTraits` has the other settings. Raises
         SettingError.
         """
         functions = {

@@ -7,7 +7,9 @@ import os
 
 from zephon.budget import Budget
 from zephon.custom_source import CustomSource
+from zephon.engines import described_engines
 from zephon.lanes import check_topology, owned_lanes
+from zephon.ops.base import Operator
 from zephon.ops.pack_flat import PackFlat
 from zephon.options import Execution
 from zephon.plan import Plan
@@ -29,22 +31,36 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     lines.append(f"stages: read ({fields})")
     for operator in plan.operators:
         settings = {k: v for k, v in operator.describe().items() if v is not None}
-        where = "workers" if operator in plan.front else "engine"
-        lines.append(f"  {operator.name} [{where}] {json.dumps(settings, sort_keys=True, default=str)}")
+        said = json.dumps(settings, sort_keys=True, default=str)
+        lines.append(f"  {operator.name} [{_where(plan, operator)}] {said}")
     tail = "" if plan.settings.drop_last else ", last ones short"
     lines.append(f"  batch of {plan.microbatch_size} records of one lane{tail}")
     length = f" of {plan.chunk_size} samples" if plan.chunk_size else ", each as long as the source makes it"
     lines.append(f"windows: {plan.flush_every} chunks{length}; a resume repeats at most one window a lane")
     lines.append(f"execution: runner {execution.runner}, workers {execution.max_workers or 'as many as cores'}")
-    budget = Budget.of(None, execution.max_workers or len(os.sched_getaffinity(0)))
+    cores = len(os.sched_getaffinity(0))
+    budget = Budget.of(None, execution.max_workers or cores)
     lines.append(f"memory: {_memory(plan, execution, budget)}")
     lines.append(f"  under a daemon: {budget.describe()}")
+    lines.append(f"engines: under a daemon {described_engines(cores, cores, groups)}")
     for group in range(groups):
         lines.append(f"  group {group} of {groups}: lanes {owned_lanes(plan.lanes, groups, group, strategy)}")
     lines.append(_ends(plan))
     if warning:
         lines.append(f"warning: {warning}")
     return "\n".join(lines)
+
+
+def _where(plan: Plan, operator: Operator) -> str:
+    """Where an operator, or each part of it, runs."""
+    if operator in plan.front:
+        return "workers"
+    places = []
+    for part in operator.parts:
+        stages = [number for number, stage in enumerate(plan.later, 2) if part in stage.operators]
+        workers = [f"workers, stage {number}, {plan.later[number - 2].parallelism} at once" for number in stages]
+        places += workers or ["engine"]
+    return "; ".join(places)
 
 
 def packed_batch_bytes(plan: Plan) -> int | None:

@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def back(self) -> tuple[Operator, ...]:
-        return self.operators[self._split :]
+        return tuple(part for operator in self.operators[self._split :] for part in operator.parts)
 
     @property
     def chain(self) -> tuple[Operator, ...]:

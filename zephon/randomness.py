@@ -43,8 +43,9 @@ SEQUENCE = "\0sequence"
 class Draws:
     """Who draws: an operator at work on the records of a block, all of one lane."""
 
-    def __init__(self, operator: Operator, scope: Scope | None, block: Block) -> None:
-        self._operator, self._scope, self._block = operator, scope, block
+    def __init__(self, operator: Operator, scope: Scope | None, block: Block, part: str = "") -> None:
+        """`part`: one of several functions of the operator that draw apart from one another."""
+        self._operator, self._scope, self._block, self._part = operator, scope, block, part
         self._at = -1
         self._watched = None if scope is None or block.samples.shape[1] < 4 else scope.at
         self._places: list[int] = [] if self._watched is None else _places(block)
@@ -89,6 +90,7 @@ class Draws:
             raise RunFailed(f"{self._operator.name}: zephon.generator() outside a run: it has no seed and no epoch")
         place = next((i for i, op in enumerate(scope.plan.operators) if op is self._operator), 0)
         parts: list[int | str] = ["generator", scope.plan.seed, scope.epoch, place]
+        parts += [self._part] if self._part else []
         names = scope.plan.dataset_names
         for dataset, shard, row, *where in samples:
             parts += [names[dataset], shard, row, self._pass(where[0]) if where else 0]

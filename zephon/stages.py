@@ -20,6 +20,7 @@ import numpy as np
 
 from zephon.columns import Block, IntArray
 from zephon.ops.base import Operator, Stateful, Stateless
+from zephon.ops.divided import LIST, list_borders
 
 STAGE_RECORDS = 128
 STAGE_BYTES = 1 << 20
@@ -67,8 +68,11 @@ def pieces(blocks: Sequence[Block]) -> list[Block]:
 def borders(block: Block) -> IntArray:
     """The records before which a block may be cut: int64, rising, without 0.
 
-    Neighbours made of one sample stay together, since they are told apart by their number (`zephon.ops.numbering`).
+    Lists stay whole. Neighbours made of one sample stay together, since they are told apart by their number
+    (`zephon.ops.numbering`).
     """
+    if LIST in block.fields:
+        return list_borders(block)
     if block.sample_offsets is not None or block.samples.shape[1] < 4:
         return np.arange(1, len(block))
     return np.flatnonzero(np.diff(block.samples[:, 3])) + 1
@@ -93,7 +97,9 @@ def _alike(one: Block, other: Block) -> bool:
     width = one.samples.shape[1]
     if width != other.samples.shape[1]:
         return False
-    return one.sample_offsets is not None or width < 4 or bool(one.samples[-1, 3] != other.samples[0, 3])
+    if LIST in one.fields or one.sample_offsets is not None or width < 4:
+        return True
+    return bool(one.samples[-1, 3] != other.samples[0, 3])
 
 
 def _cut(whole: Block) -> list[Block]:

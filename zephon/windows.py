@@ -222,10 +222,13 @@ class _Step(NamedTuple):
 
 
 def _before_users_code(plan: Plan) -> set[int]:
-    """The `id`s of the operators behind which there is one that runs a user's code."""
+    """The `id`s of the operators behind which there is one that runs a user's code, and so may ask for random numbers.
+
+    Parts that work on lists are left out, as the operators are that they are parts of.
+    """
     operators = [*plan.front, *plan.back, *plan.on_batches]
     last = max((number for number, op in enumerate(operators) if op.users_code), default=0)
-    return {id(op) for op in operators[:last]}
+    return {id(op) for op in operators[:last] if not (isinstance(op, Stateless) and op.of_lists)}
 
 
 class Chain:

@@ -28,7 +28,7 @@ def resolved(recipe: Recipe, order: StartRun, checkpoint: bytes, budget: Budget)
     check_topology(plan.lanes, order.dp_degree, 0, strategy)
     for operator in plan.lane_by_lane:
         operator.setup()
-    for text in warnings_from_child(plan, plan.lane_by_lane):
+    for text in warnings_from_child(plan, [part.whole for part in plan.lane_by_lane]):
         warnings.warn(text, stacklevel=2)
     run = Run(
         plan,

@@ -96,6 +96,13 @@ def rest(state: Records) -> Records:
     return state
 
 
+def stamped_again(records: Records) -> Records:
+    """What leaves says in which list it did, and draws a number."""
+    for place, record in enumerate(records):
+        record.payload["list"] = [place, len(records), float(zephon.generator(record.meta).random())]
+    return records
+
+
 def mean_length(batch: SampleBatch) -> dict[str, Any] | None:
     if batch.first_record % 3 == 2:
         return None
@@ -216,7 +223,7 @@ PIECES: dict[str, Piece] = {
     "stateful_transform": Piece(
         "stateful_transform",
         settings(count=[2, 5]),
-        extra=with_function("push", hold, "count", name="hold", init_state=list, flush=rest),
+        extra=with_function("push", hold, "count", name="hold", init_state=list, flush=rest, transform=stamped_again),
     ),
     "children": Piece(
         "add_op", settings(most=[1, 2]), extra=with_function("process_many", children, "most", op="children")
@@ -233,7 +240,10 @@ PIECES: dict[str, Piece] = {
     ),
     "sized": Piece("add_op", settings(), extra=lambda _: {"op": Sized()}),
 }
-SPREADS = ("decode_text", "filter", "random", "tokenize", "split", "tokenize_chat", "children", "sized")
+SPREADS = (
+    "decode_text", "filter", "random", "tokenize", "split", "tokenize_chat", "children", "sized", "groups",
+    "stateful_transform",
+)  # fmt: skip
 """Those that `parallelism` brings to workers, where they stand behind one that holds records."""
 NAMES = [name for name, piece in PIECES.items() if hasattr(Pipeline, piece.method)]
 """All but `map_batch`, which is no operator on records and comes behind the batch."""

@@ -55,7 +55,7 @@ def produce(producer: LaneProducer, data: st.DataObject, ahead: int, most: int =
         producer.accept(number, outcome._replace(block=outcome.block.copy()) if lent else outcome)
 
 
-@examples(60)
+@examples(24)
 @given(chains(most=6), surroundings(), st.integers(0, 3), st.sampled_from([1, 5, 64]), st.integers(1, 7),
        st.sampled_from([1, 2, 5, 128]), st.data())  # fmt: skip
 def test_any_chain_with_stages_anywhere_gives_the_reference(

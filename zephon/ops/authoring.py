@@ -35,7 +35,8 @@ class OpTraits:
     """What an operator says of itself.
 
     - `preserves_cursor_order`: records come out in the order in which they went in.
-    - `parallelism`: how many calls may run at once in one process, where a runner has threads. An execution hint.
+    - `parallelism`: how many calls may run at once in one process, where a runner has threads; behind an operator that
+      holds records, from 2 on, on how many workers at once it runs. An execution hint.
     - `batch_shape_sensitive`: the result for a record depends on the others in its list. It is exact all the same, but
       the check of operators does not then compare records alone with records together.
     - `requires_serial_state`: the instance itself keeps state from call to call. It then runs in lane order, with a

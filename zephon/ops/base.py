@@ -157,6 +157,16 @@ class Operator(ABC):
     this in the lane's samples, so a task is cut nowhere else.
     """
 
+    @property
+    def parts(self) -> tuple[Operator, ...]:
+        """What it runs as behind the first stateful operator: itself, or parts of it that run in different places."""
+        return (self,)
+
+    @property
+    def whole(self) -> Operator:
+        """The operator of the pipeline that it is, or is a part of."""
+        return self
+
     @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The operator's data settings as plain JSON values. They are part of the run's identity."""
@@ -181,6 +191,9 @@ class Operator(ABC):
 
 class Stateless(Operator):
     """Records in, records out."""
+
+    of_lists: bool = False
+    """Whether it is a part of a stateful operator that works on the lists which the other one gave out."""
 
     @abstractmethod
     def process(self, block: Block, faults: Faults) -> Block:

@@ -17,9 +17,17 @@ from typing import Any
 from zephon.columns import Block
 from zephon.errors import RunFailed, SettingError
 from zephon.function_digest import digest_of
-from zephon.ops.authoring import Accumulator, BaseOp, OpContext, OpTraits
+from zephon.ops.authoring import (
+    Accumulator,
+    BaseOp,
+    CountingAccumulator,
+    OpContext,
+    OpTraits,
+    PassthroughAccumulator,
+)
 from zephon.ops.base import Accumulator as Internal
-from zephon.ops.base import Faults, Operator, Stateful, Stateless, WindowKey, said
+from zephon.ops.base import Faults, Operator, Stateless, WindowKey, said
+from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator, groups_of
 from zephon.ops.interrupts import is_interrupt
 from zephon.ops.records import block_of, call, records_of, wrong_records
@@ -247,10 +255,27 @@ class Custom(Driven, Stateless):
         return block_of(out, block)
 
 
-class CustomStateful(Driven, Stateful):
+class CustomStateful(Driven, Divided):
     """A custom operator that is driven in lane order, with an accumulator for each window."""
 
+    @property
+    def divides(self) -> bool:
+        return self.parallelism is not None and not self.traits.requires_serial_state
+
+    def holding(self, key: WindowKey) -> Internal:
+        return self._window(key, divided=True)
+
     def accumulator(self, key: WindowKey) -> Internal:
+        return self._window(key, divided=False)
+
+    def on_list(self, block: Block, faults: Faults) -> Block:
+        def again(number: int) -> SampleRecord:
+            return records_of(block.slice(number, number + 1), faults)[0]
+
+        with drawing(Draws(self, faults.scope, block)):
+            return block_of(self.processed(self.live(), records_of(block, faults), again, faults), block)
+
+    def _window(self, key: WindowKey, *, divided: bool) -> Internal:
         op = self.live()
         if self.traits.requires_serial_state:
             op = self._for_a_window(op)
@@ -260,7 +285,7 @@ class CustomStateful(Driven, Stateful):
             raise RunFailed(
                 f"{self.name}: accumulator returned {type(holding).__name__}, expected a zephon.ops.Accumulator"
             )
-        return _Window(self, op, holding)
+        return _Window(self, op, holding, divided)
 
     def _for_a_window(self, live: BaseOp) -> BaseOp:
         """A copy of the instance whose attributes are as the recipe made them, and those of `setup` shared."""
@@ -274,10 +299,11 @@ class CustomStateful(Driven, Stateful):
 class _Window(GroupedAccumulator):
     """One window of one lane of a custom operator."""
 
-    def __init__(self, operator: CustomStateful, op: BaseOp, holding: Accumulator) -> None:
+    def __init__(self, operator: CustomStateful, op: BaseOp, holding: Accumulator, divided: bool) -> None:
         super().__init__()
-        self._operator, self._op, self._holding = operator, op, holding
+        self._operator, self._op, self._holding, self._divided = operator, op, holding, divided
         self._like = Block.empty()
+        self._handed_on = type(holding) in (PassthroughAccumulator, CountingAccumulator)
 
     def group(self, block: Block, faults: Faults) -> list[Block]:
         self._like = block.slice(0, 0).copy()
@@ -319,9 +345,17 @@ class _Window(GroupedAccumulator):
             if wrong:
                 raise RunFailed(f"{self._operator.name}: {wrong}")
             if group:
-                made = self._operator.processed(self._op, group, group.__getitem__, faults)
-                out.append(block_of(made, self._like))
+                out.append(self._done(group, faults))
         return [block for block in out if len(block)]
+
+    def _done(self, group: Records, faults: Faults) -> Block:
+        """What becomes of a group, or the group itself if something is done to it elsewhere."""
+        if self._divided:
+            return block_of(group, self._like)
+        if not self._operator.traits.requires_serial_state and (faults.on_error == "skip" or not self._handed_on):
+            # The records may be somebody else's still, or be tried again as they are now.
+            return self._operator.on_list(block_of(group, self._like), faults)
+        return block_of(self._operator.processed(self._op, group, group.__getitem__, faults), self._like)
 
 
 def lane_of(faults: Faults) -> int:

@@ -4,7 +4,7 @@
     for each group of the window's records:     state, out = push(state, group)
                                                 if should_flush(state): out += flush(state); state = init_state()
     at the flush sentinel:                      out = flush(state)
-    whatever comes out, list by list:           transform(out)
+    whatever comes out, list by list:           transform(out), with `parallelism` on workers
 
 A flush ends a state: the next one begins anew, whether `flush` emptied it or not. Groups are those of
 `zephon.ops.grouping`: every 64 records of the window, and fewer at its end.
@@ -19,8 +19,9 @@ from typing import Any
 from zephon.columns import Block
 from zephon.errors import RunFailed, SettingError
 from zephon.function_digest import digest_of
-from zephon.ops.base import Accumulator, Faults, Stateful, WindowKey, said
+from zephon.ops.base import Accumulator, Faults, WindowKey, said
 from zephon.ops.custom import lane_of, of_group
+from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator
 from zephon.ops.interrupts import is_interrupt
 from zephon.ops.records import block_of, call, records_of, wrong_records
@@ -30,7 +31,7 @@ from zephon.types import SampleRecord
 Records = list[SampleRecord]
 
 
-class StatefulTransform(Stateful):
+class StatefulTransform(Divided):
     """`push(state, records) -> (state, records)` over the records of each window of each lane."""
 
     changes_counts = True
@@ -73,12 +74,47 @@ class StatefulTransform(Stateful):
     def requires(self, downstream: frozenset[str] | None) -> frozenset[str] | None:
         return None
 
+    @property
+    def divides(self) -> bool:
+        return self.transform is not None and (self.parallelism or 1) > 1
+
+    def holding(self, key: WindowKey) -> Accumulator:
+        return self._window(key, whole=False)
+
     def accumulator(self, key: WindowKey) -> Accumulator:
-        return _Window(self, f"lane {key.lane}, the window that begins with chunk {key.chunk}")
+        return self._window(key, whole=True)
+
+    def on_list(self, block: Block, faults: Faults) -> Block:
+        assert self.transform is not None
+        records = records_of(block, faults)
+        where = of_group(records, faults)
+        with drawing(Draws(self, faults.scope, block, "transform")):
+            out = self.guarded("transform", where, self.transform, records)
+        return block_of(self.checked("transform", out, where, faults), block)
+
+    def _window(self, key: WindowKey, *, whole: bool) -> Accumulator:
+        where = f"lane {key.lane}, the window that begins with chunk {key.chunk}"
+        return _Window(self, where, whole and self.transform is not None)
 
     def fresh(self) -> Any:
         """A state of nobody's."""
         return call(self.init_state) if callable(self.init_state) else copy.deepcopy(self.init_state)
+
+    def checked(self, what: str, result: Any, where: str, faults: Faults) -> Records:
+        wrong = wrong_records(result, what, lane_of(faults))
+        if wrong:
+            raise RunFailed(f"{self.name}: {where}: {wrong}")
+        records: Records = result
+        return records
+
+    def guarded(self, what: str, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """A call of a user's function. One that fails leaves a state that nobody knows, so it ends the run."""
+        try:
+            return call(function, *arguments)
+        except BaseException as error:
+            if is_interrupt(error):
+                raise
+            raise RunFailed(f"{self.name}: {where}: {what} failed: {said(error)}") from error
 
     def _tried(self, what: str, act: Callable[[], Any]) -> Any:
         try:
@@ -90,12 +126,12 @@ class StatefulTransform(Stateful):
 class _Window(GroupedAccumulator):
     """The state of one window of one lane."""
 
-    def __init__(self, operator: StatefulTransform, where: str) -> None:
+    def __init__(self, operator: StatefulTransform, where: str, transforms: bool) -> None:
         super().__init__()
-        self._operator, self._where = operator, where
+        self._operator, self._where, self._transforms = operator, where, transforms
         self._like = Block.empty()
         self._given: Records = []
-        self.state = self._guarded("init_state", where, operator.fresh)
+        self.state = self._operator.guarded("init_state", where, operator.fresh)
 
     def group(self, block: Block, faults: Faults) -> list[Block]:
         operator = self._operator
@@ -103,18 +139,18 @@ class _Window(GroupedAccumulator):
         records = records_of(block, faults)
         where = of_group(records, faults)
         with drawing(Draws(operator, faults.scope, block)):
-            pair = self._guarded("push", where, operator.push, self.state, records)
+            pair = operator.guarded("push", where, operator.push, self.state, records)
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise RunFailed(
                     f"{operator.name}: {where}: push returned {type(pair).__name__}, expected (state, records)"
                 )
             self.state, out = pair
-            made = self._transformed(self._checked("push", out, where, faults), where, faults)
-            if operator.should_flush is not None and self._guarded(
+            made = self._given_out("push", out, where, faults)
+            if operator.should_flush is not None and self._operator.guarded(
                 "should_flush", where, lambda: bool(operator.should_flush(self.state))  # type: ignore[misc]
             ):
                 made += self._flushed(where, faults)
-                self.state = self._guarded("init_state", where, operator.fresh)
+                self.state = self._operator.guarded("init_state", where, operator.fresh)
         return made
 
     def end(self, faults: Faults) -> list[Block]:
@@ -124,35 +160,21 @@ class _Window(GroupedAccumulator):
     def left_behind(self) -> int:
         if self._operator.flush is None:
             return 0
-        again = self._guarded("flush", self._where, self._operator.flush, self.state)
+        again = self._operator.guarded("flush", self._where, self._operator.flush, self.state)
         given = set(map(id, self._given))  # a flush that leaves the state as it was gives the same ones: none is lost
         return sum(id(record) not in given for record in again)
 
     def _flushed(self, where: str, faults: Faults) -> list[Block]:
         if self._operator.flush is None:
             return []
-        out = self._guarded("flush", where, self._operator.flush, self.state)
+        out = self._operator.guarded("flush", where, self._operator.flush, self.state)
         self._given = list(out) if isinstance(out, list) else []
-        return self._transformed(self._checked("flush", out, where, faults), where, faults)
+        return self._given_out("flush", out, where, faults)
 
-    def _transformed(self, records: Records, where: str, faults: Faults) -> list[Block]:
-        if records and self._operator.transform is not None:
-            out = self._guarded("transform", where, self._operator.transform, records)
-            records = self._checked("transform", out, where, faults)
-        return [block_of(records, self._like)] if records else []
-
-    def _checked(self, what: str, result: Any, where: str, faults: Faults) -> Records:
-        wrong = wrong_records(result, what, lane_of(faults))
-        if wrong:
-            raise RunFailed(f"{self._operator.name}: {where}: {wrong}")
-        records: Records = result
-        return records
-
-    def _guarded(self, what: str, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """A call of a user's function. One that fails leaves a state that nobody knows, so it ends the run."""
-        try:
-            return call(function, *arguments)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            raise RunFailed(f"{self._operator.name}: {where}: {what} failed: {said(error)}") from error
+    def _given_out(self, what: str, out: Any, where: str, faults: Faults) -> list[Block]:
+        """A list that a function gave out, as a block; transformed, if that is done here."""
+        records = self._operator.checked(what, out, where, faults)
+        if not records:
+            return []
+        made = block_of(records, self._like)
+        return [self._operator.on_list(made, faults) if self._transforms else made]

@@ -272,8 +272,8 @@ class World:
     stages=st.sampled_from([0, 0, 1, 2]),
 )
 def test_every_interleaving_delivers_the_reference_and_all_ranks_end_together(
-    seed: int, dp: int, rows: int, shuffle: int, drop: bool, microbatch: int, drop_last: bool, readers: int, early: bool,
-    stages: int,
+    seed: int, dp: int, rows: int, shuffle: int, drop: bool, microbatch: int, drop_last: bool, readers: int,
+    early: bool, stages: int,
 ) -> None:  # fmt: skip
     recipe = pipeline(rows, shuffle=shuffle, drop=drop, microbatch=microbatch, drop_last=drop_last, stages=stages)
     plan = recipe.plan(dp_degree=dp)
@@ -296,9 +296,12 @@ def test_every_interleaving_delivers_the_reference_and_all_ranks_end_together(
 
 
 @given(
-    seed=st.integers(0, 10**6), rounds=st.integers(1, 8), shuffle=st.sampled_from([0, 5]), dp=st.sampled_from([1, 2, 6]),
+    seed=st.integers(0, 10**6),
+    rounds=st.integers(1, 8),
+    shuffle=st.sampled_from([0, 5]),
+    dp=st.sampled_from([1, 2, 6]),
     stages=st.sampled_from([0, 1, 2]),
-)  # fmt: skip
+)
 def test_a_restored_run_goes_on_where_the_checkpoint_says(
     seed: int, rounds: int, shuffle: int, dp: int, stages: int
 ) -> None:
