@@ -149,9 +149,9 @@ def _unavailable(parser: argparse.ArgumentParser, what: str) -> NoReturn:
 def _daemon(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     from setproctitle import setproctitle
 
+    from zephon.engines import automatic_engines
     from zephon.transport.endpoints import control_path
     from zephon_daemon.daemon import Settings, serve
-    from zephon_daemon.dealing import automatic
     from zephon_daemon.watchdog import Patience
 
     _refuse_unavailable(parser, arguments)
@@ -160,7 +160,7 @@ def _daemon(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     cores = len(os.sched_getaffinity(0))
     workers = arguments.workers or cores
     patience = Patience.of(arguments.stall_seconds, arguments.stall_end_seconds)
-    engines = arguments.engines or automatic(workers, cores)
+    engines = arguments.engines or automatic_engines(workers, cores)
     return serve(
         Settings(arguments.recipe, socket, workers, arguments.memory, arguments.parent, engines, patience=patience)
     )

@@ -23,6 +23,7 @@ from typing import Any
 import zmq
 
 from zephon.budget import Budget
+from zephon.engines import check_engines
 from zephon.errors import ProtocolError, SettingError, ZephonError
 from zephon.recipe import split_name
 from zephon.transport import protocol as p
@@ -32,7 +33,7 @@ from zephon.transport.large import decode_large, send_large
 from zephon.transport.messages import MAX_MESSAGE, decode, encode
 from zephon_daemon.asked import LONGEST_TEXT
 from zephon_daemon.composed import composed
-from zephon_daemon.dealing import Sharing, check_engines
+from zephon_daemon.dealing import Sharing
 from zephon_daemon.engine_seat import EngineSeat
 from zephon_daemon.forkserver import END_SECONDS
 from zephon_daemon.lifelines import watch

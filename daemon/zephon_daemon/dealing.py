@@ -11,33 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-from zephon.errors import SettingError
-
 Group = tuple[str, int]
 """Pipeline and number."""
 
-MOST_ENGINES = 64
-WORKERS_AN_ENGINE = 16
-"""One engine keeps so many workers busy where they have more to do for a token than it has."""
-
 SHARE_SECONDS = 2.0
 """How long after a rank has come, or the last one of an engine has gone, the workers are shared out anew."""
-
-
-def automatic(workers: int, cores: int) -> int:
-    """How many engines a daemon has unless it is told: one, and another for every `WORKERS_AN_ENGINE` more workers that
-    the cores allowed can run.
-    """
-    return max(1, min(MOST_ENGINES, min(workers, cores) // WORKERS_AN_ENGINE))
-
-
-def check_engines(engines: int, workers: int) -> None:
-    """Refuses numbers that make no sense: SettingError."""
-    most = min(workers, MOST_ENGINES)
-    if not 1 <= engines <= most:
-        raise SettingError(
-            f"engines={engines}: must be in 1..{most}, since each engine needs a worker of its own (workers={workers})"
-        )
 
 
 def share(total: int, parts: int, part: int) -> int:

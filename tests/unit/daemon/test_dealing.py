@@ -2,21 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zephon.errors import SettingError
-from zephon_daemon.dealing import (
-    SHARE_SECONDS,
-    WORKERS_AN_ENGINE,
-    Dealing,
-    Sharing,
-    automatic,
-    check_engines,
-    share,
-    shares,
-)
+from zephon_daemon.dealing import SHARE_SECONDS, Dealing, Sharing, share, shares
 
 ENGINES = st.integers(1, 9)
 
@@ -56,21 +45,6 @@ def test_a_group_that_comes_back_while_others_are_here_has_its_engine_and_a_new_
     assert dealing.engine_of(first, [second]) == 0, "its lanes are there"
     assert dealing.engine_of(third, [second]) == 0
     assert dealing.engine_of(second, []) == 0, "nobody was left"
-
-
-@given(st.integers(1, 512), st.integers(1, 512))
-def test_the_automatic_number_is_one_on_small_machines_and_never_refused(workers: int, cores: int) -> None:
-    engines = automatic(workers, cores)
-    check_engines(engines, workers)
-    assert engines == 1 or engines * WORKERS_AN_ENGINE <= min(workers, cores)
-    if min(workers, cores) < 2 * WORKERS_AN_ENGINE:
-        assert engines == 1
-
-
-@pytest.mark.parametrize("engines", [0, -1, 9, 65])
-def test_numbers_of_engines_that_make_no_sense_are_refused_with_the_range(engines: int) -> None:
-    with pytest.raises(SettingError, match=f"engines={engines}: must be in 1..8"):
-        check_engines(engines, 8)
 
 
 def test_workers_move_a_while_after_ranks_came_and_at_once_where_there_are_none() -> None:
