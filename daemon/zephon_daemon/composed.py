@@ -53,6 +53,7 @@ def _run(parts: list[dict[str, Any]]) -> dict[str, Any]:
         **parts[0],
         "rounds": min((r["rounds"] for r in readers if r["epoch"] == epoch), default=0) if epoch >= 0 else 0,
         "rounds_of_epoch": next((p["rounds_of_epoch"] for p in parts if p["rounds_of_epoch"] is not None), None),
+        "left_out": {epoch: records for part in parts for epoch, records in part.get("left_out", {}).items()},
         "lanes": sorted((lane for part in parts for lane in part["lanes"]), key=lambda lane: lane["lane"]),
         "lanes_left_out": sum(part.get("lanes_left_out", 0) for part in parts),
         "drawn": {name: dict(counts) for name, counts in drawn.items()},

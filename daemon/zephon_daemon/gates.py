@@ -62,6 +62,16 @@ class Gates:
         """Of the epochs whose last round is known, what readers are told. For runs whose ends are even."""
         return [self.released(epoch, gate) for (epoch, _), gate in self._gates.items() if gate.final]
 
+    def left_out(self) -> dict[int, int]:
+        """By epoch, of those whose end is known: the records that no round holds. Bad records are not among them."""
+        found: dict[int, int] = {}
+        for (epoch, _), gate in self._gates.items():
+            if self._plan.settings.drop_last and gate.final and len(gate.ended) == len(gate.produced):
+                reached = gate.most + max(0, gate.rounds) * self._plan.microbatch_size
+                left = sum(max(0, records - reached) for records in gate.produced.values())
+                found[epoch] = found.get(epoch, 0) + left
+        return found
+
     def open(self, gate: Gate, epoch: int) -> None:
         """Release what is known to be reached."""
         if self._plan.ends(epoch) is False:

@@ -217,6 +217,8 @@ def _run(run: Mapping[str, Any], engines: Sequence[Mapping[str, Any]] = ()) -> l
     of_epoch = run.get("rounds_of_epoch")
     rounds = f"{run.get('rounds', 0)} rounds" + (f" of {of_epoch}" if of_epoch is not None else "")
     lines = [f"{run.get('pipeline', 'pipeline')}: epoch {epoch}, {rounds}, {len(lanes)} lanes{speed}"]
+    for number, count in (run.get("left_out") or {}).items():
+        lines.append(f"  epoch {number} leaves out {count} records, which fill no round")
     if run.get("mixture"):
         lines.append(f"  mixture: {json.dumps(run['mixture'])}")
     lines += _drawn(run.get("drawn") or {})

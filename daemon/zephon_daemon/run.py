@@ -231,6 +231,10 @@ class Run:
             return self._holding_back(lane) or "nothing"
         return "a free worker"
 
+    def left_out(self) -> dict[int, int]:
+        """Records that no round of an epoch holds, of the epochs whose end is known."""
+        return self._gates.left_out()
+
     def rounds(self) -> tuple[int, int | None]:
         """Rounds that every reader has delivered of the epoch that the slowest is in, and how many it has if known."""
         epoch = min((reader.epoch for reader in self.readers.values()), default=-1)
