@@ -1,7 +1,7 @@
 """The memory budget of a node: what a daemon may take for rings and caches, and how that is divided.
 
     lane rings      the rest, at least half     batches that wait for ranks, or are in their hands
-    worker rings    a quarter                   blocks on their way from workers to the engine
+    worker rings    a quarter                   blocks on their way from workers to the engine, and to later stages
     caches          a quarter at most           decoded row groups in workers: 80 MiB for each do them good
 
 It is a bound, not a reservation: a ring is as large as its batches need, and is checked against free memory when it is

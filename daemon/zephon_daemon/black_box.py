@@ -45,7 +45,10 @@ class BlackBox:
         return self._segment.fileno()
 
     def task(self, task: AnyTask, through: str) -> None:
-        """A task's records go through operators of these names."""
+        """A task's records go through operators of these names. Those of a later stage's are no samples of the lane."""
+        if task.stage:
+            self.other(f"lane {task.lane}, epoch {task.epoch}, in {through}")
+            return
         self._name(through)
         numbers = self._numbers
         numbers[1], numbers[2], numbers[3], numbers[4] = task.epoch, task.lane, task.low, task.high

@@ -48,7 +48,8 @@ class BlockRing:
         """Whether a block may be written now, or will not fit any better when the other side has given some back."""
         if self._ring is None or self.limit is None or self._ring.fits(nbytes):
             return True
-        return not self._ring.in_flight or self.nbytes + nbytes <= self.limit
+        wanted = nbytes if self._too_large(nbytes) else _slot_bytes(nbytes) * self._slots
+        return not self._ring.in_flight or self.nbytes + wanted <= self.limit
 
     def write(self, layout: Layout) -> Slot:
         """Put a block into a free slot, of which there must be one. Raises MemoryLimit."""
@@ -73,9 +74,11 @@ class BlockRing:
     def _slot_for(self, nbytes: int) -> Slot:
         """Room for a block. One too large for the ring, or for the limit, gets a segment of its own."""
         if self._ring is None or self._ring.generation.id not in self._segments:  # the last try may have failed
-            self._grow(nbytes if nbytes <= LARGE_RING else 0)
+            self._grow(nbytes if nbytes <= LARGE_RING and not self._too_large(nbytes) else 0)
         assert self._ring is not None
         if self._ring.outgrows(nbytes) or (not self._ring.fits(nbytes) and self._too_large(nbytes)):
+            if self.limit is not None and self.nbytes + nbytes > self.limit and not self._ring.in_flight:
+                self._grow(0)
             slot = self._ring.acquire_alone(nbytes)
             try:
                 self._make(slot.generation, nbytes, 1, alone=True)
