@@ -47,7 +47,8 @@ from zephon_daemon.surroundings import check_free, memory_of_text, notify, super
 from zephon_daemon.watchdog import Patience
 
 FROM_ENGINE = (
-    p.EngineReady, p.WorkerServes, p.RunStarted, p.RunRefused, p.ReaderGone, p.LanesTold, p.EngineReport,
+    p.EngineLoads, p.EngineReady, p.WorkerServes, p.WorkerEnds, p.RunStarted, p.RunRefused, p.ReaderGone, p.LanesTold,
+    p.EngineReport,
 )  # fmt: skip
 
 JOIN_SECONDS = 10.0
@@ -145,7 +146,9 @@ class Daemon:
             targets=settings.targets,
             label=str(number) if of > 1 else "",
         )
-        return EngineSeat(number, supervision, settings.patience, workers)
+        seat = EngineSeat(number, supervision, settings.patience, workers)
+        supervision.hear = partial(self._from_engine, seat)
+        return seat
 
     # Life
 
@@ -259,7 +262,7 @@ class Daemon:
         times = self._reports.deadlines
         if self._sessions.needs_ticks or self._joining:
             times.append(now + _TICK_SECONDS)
-        if self._sessions.clients or times:
+        if self._sessions.clients or times or not all(seat.ready for seat in self._seats):
             times.append(self._look_at)
         times += [self._sharing.due] if self._sharing.due is not None else []
         times += [at for seat in self._seats if (at := seat.supervision.wake_at) is not None]
@@ -332,10 +335,8 @@ class Daemon:
 
     def _supervise(self) -> None:
         for seat in self._seats:
-            how = seat.supervision.step()
-            if how is None:
+            if (how := seat.supervision.step()) is None:
                 continue
-            self._from_engine(seat)
             self._unwatch(seat.watched_engine)
             self._unwatch(seat.watched_server)
             seat.watched_engine = seat.watched_server = -1
@@ -360,8 +361,7 @@ class Daemon:
                 self._watch(fd, partial(self._from_engine, seat))
                 seat.watched_engine = fd
             if engine.closed:
-                # The fork server reports its end in a moment; until then it would be readable without end.
-                self._unwatch(fd)
+                self._unwatch(fd)  # until the fork server reports its end it would be readable without end
             else:
                 self._poller.modify(fd, zmq.POLLIN | (zmq.POLLOUT if engine.wants_write else 0))
 
@@ -381,12 +381,14 @@ class Daemon:
         for data, fds in engine.receive():
             try:
                 message = decode_large(data, fds, FROM_ENGINE)
-                if isinstance(message, p.EngineReady):
-                    self._engine_ready(seat, message, fds)
+                if isinstance(message, p.EngineLoads):
+                    seat.loads(fds)
             finally:
                 close_all(fds)
-            if isinstance(message, p.WorkerServes):
-                seat.supervision.worker_serves(message.worker)
+            if isinstance(message, p.EngineReady):
+                self._engine_ready(seat, message)
+            elif isinstance(message, (p.WorkerServes, p.WorkerEnds)):
+                seat.supervision.told(message)
             elif isinstance(message, p.RunStarted):
                 self._carry_out(self._sessions.run_started(message, now, seat.number))
             elif isinstance(message, p.ReaderGone):
@@ -401,8 +403,8 @@ class Daemon:
                 refused = self._sessions.run_refused(message.run, message.kind, message.text, seat.number)
                 self._carry_out(refused)
 
-    def _engine_ready(self, seat: EngineSeat, message: p.EngineReady, fds: list[int]) -> None:
-        seat.met(fds)
+    def _engine_ready(self, seat: EngineSeat, message: p.EngineReady) -> None:
+        seat.met()
         for other in self._seats:  # what the first one had to index or download, the others need not
             other.start()
         self._carry_out(self._sessions.engine_ready(message.pipelines, time.monotonic(), seat.number))

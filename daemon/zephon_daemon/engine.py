@@ -21,12 +21,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
-import cloudpickle
-
 from zephon.budget import Budget
 from zephon.errors import ProtocolError, RunFailed, ZephonError
 from zephon.plan import Plan
-from zephon.recipe import load_recipe
 from zephon.runners import make_pool
 from zephon.transport import protocol as p
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel, close_all
@@ -39,6 +36,7 @@ from zephon_daemon.black_box import BlackBox
 from zephon_daemon.composed import bounded
 from zephon_daemon.inbox import Inbox
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
+from zephon_daemon.loading import load
 from zephon_daemon.named_work import given_up
 from zephon_daemon.pages import give_back
 from zephon_daemon.ports import (
@@ -52,7 +50,6 @@ from zephon_daemon.ports import (
 from zephon_daemon.resolving import resolved
 from zephon_daemon.ring_memory import make_ring
 from zephon_daemon.scheduler import Scheduler, Work
-from zephon_daemon.stacks import offer_stack
 from zephon_daemon.stages import Stages
 from zephon_daemon.stalls import Oversight
 from zephon_daemon.watchdog import Patience
@@ -89,7 +86,7 @@ class Engine:
         self._clients: dict[int, ClientPort] = {}
         self._scheduler = Scheduler()
         patience = Patience.of(settings.get("stall_seconds"), settings.get("stall_end_seconds"))
-        self._oversight = Oversight(patience, self._scheduler, self._plan_of, time.monotonic)
+        self._oversight = Oversight(patience, self._scheduler, self._plan_of, time.monotonic, self._ends_worker)
         self._look_seconds = min(TICK_SECONDS, patience.look)
         self._stages = Stages()
         self._local: deque[tuple[Hashable, int, Future[Outcome]]] = deque()
@@ -101,20 +98,13 @@ class Engine:
 
     def run(self) -> None:
         """Until the daemon is gone."""
-        try:
-            self._recipe = load_recipe(self._recipe_path)
-        except ZephonError as error:
-            self._to_daemon(p.RunRefused(-1, type(error).__name__, str(error)))
-            self._daemon.flush()
+        recipe = load(self._daemon, self._recipe_path, self._box)
+        if recipe is None:
             return
-        module = getattr(self._recipe, "module", None)
-        if module is not None:
-            cloudpickle.register_pickle_by_value(module)
+        self._recipe = recipe
         self._watches.add(self._daemon, self._from_daemon)
         self._watches.add_descriptor(self._wake, self._drain_local)
-        ready = p.EngineReady(list(self._recipe.names), int(self._settings.get("workers") or 0))
-        fds = (self._box.fileno(), offer_stack(), os.pidfd_open(os.getpid()))
-        self._daemon.send(encode(ready, limit=MAX_DESCRIPTOR), fds)
+        self._to_daemon(p.EngineReady(list(recipe.names), int(self._settings.get("workers") or 0)))
         while not self._daemon.closed:
             self._box.beat()
             for act in self._watches.wait(self._next_look - time.monotonic()):
@@ -283,6 +273,9 @@ class Engine:
             self._scheduler.add(number, self._served_by_workers)
 
     def _plan_of(self, run: int) -> Plan | None:
+    def _ends_worker(self, worker: Hashable, why: str) -> None:
+        self._to_daemon(p.WorkerEnds(worker, why))  # type: ignore[arg-type]
+
         live = self._runs.get(run)
         return live.run.plan if live is not None else None
 

@@ -47,13 +47,16 @@ class EngineSeat:
             self.workers = workers
             self.supervision.want(workers)
 
-    def met(self, fds: list[int]) -> None:
-        """The engine has loaded the recipe. Its descriptors (memory, stack, process) are taken out of the list."""
+    def loads(self, fds: list[int]) -> None:
+        """The engine loads the recipe. Its descriptors (memory, stack, process) are taken out of the list."""
         self.close()
         if fds:
             self._box = BlackBox.attach(fds.pop(0))
         if self._box is not None and len(fds) == 2:
             self.watch.met(self._box, Stack(fds.pop(0), fds.pop(0), self.supervision.engine_pid or 0))
+
+    def met(self) -> None:
+        """The engine has loaded the recipe."""
         self.supervision.engine_ready(self.workers)
         self.ready = True
 

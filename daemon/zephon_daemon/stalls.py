@@ -78,7 +78,10 @@ class Stall:
 
 
 class Oversight:
-    """Watches who has tasks of `scheduler`; `plan_of(run)` is the plan of a run that there is, `clock` the time."""
+    """Watches who has tasks of `scheduler`; `plan_of(run)` is the plan of a run that there is, `clock` the time.
+
+    `tell(worker, why)` is called before a worker is ended.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,9 @@ class Oversight:
         scheduler: Scheduler,
         plan_of: Callable[[int], Plan | None],
         clock: Callable[[], float],
+        tell: Callable[[Hashable, str], None] = lambda worker, why: None,
     ) -> None:
+        self._tell = tell
         self._dog, self._scheduler, self._plan_of, self._clock = Watchdog(patience), scheduler, plan_of, clock
         self._notes: dict[Hashable, tuple[WorkerNotes, int]] = {}
         self._outputs: dict[Hashable, tuple[int, float]] = {}
@@ -195,6 +200,7 @@ class Oversight:
         if notes is None:
             return
         where = self.place(worker) or "work for a run that has ended"
-        self._ended[worker] = f"ended by the watchdog after {seconds:.0f} s with no sign of progress"
+        self._ended[worker] = why = f"ended by the watchdog after {seconds:.0f} s with no sign of progress"
+        self._tell(worker, f"{why}, in {where}")
         _log.error("worker %s (process %d) is ended: it has been in %s for %.0f s", worker, pid, where, seconds)
         notes.stack.kill()

@@ -23,7 +23,7 @@ import psutil
 from zephon.errors import DaemonUnavailable, RunFailed, ZephonError
 from zephon.transport.channels import Channel, pair
 from zephon.transport.messages import encode
-from zephon.transport.protocol import AddWorker, RetireWorker, WorkerGone
+from zephon.transport.protocol import AddWorker, RetireWorker, WorkerEnds, WorkerGone, WorkerServes
 from zephon_daemon.forkserver import END_SECONDS, ForkServer
 from zephon_daemon.lifelines import adopt_orphans, describe_end
 
@@ -58,6 +58,8 @@ class _Worker:
     number: int
     started: float
     serves: bool = False
+    ended: str = ""
+    """Why the engine has ended it, if it has."""
     retiring: bool = False
 
 
@@ -95,6 +97,8 @@ class Supervision:
         self.engine_pid: int | None = None
         self.died = 0
         """Workers that have died so far."""
+        self.hear: Callable[[], None] = lambda: None
+        """Reads what the engine has sent; called before ends are judged, some of which it has explained."""
 
     def start(self) -> None:
         """Start the fork server and the engine."""
@@ -144,16 +148,17 @@ class Supervision:
             worker.retiring = True
             self.engine.send(encode(RetireWorker(worker.number)))
 
-    def worker_serves(self, number: int) -> None:
-        """The worker has done a task: its start is past, however soon it dies."""
+    def told(self, said: WorkerServes | WorkerEnds) -> None:
+        """The engine says of a worker that it has got a task, so its start is past, or that it is ended, and why."""
         for worker in self._workers.values():
-            if worker.number == number:
-                worker.serves = True
+            if worker.number == said.worker:
+                worker.serves = worker.serves or isinstance(said, WorkerServes)
+                worker.ended = said.why if isinstance(said, WorkerEnds) else ""
 
     def step(self) -> str | None:
         """Notice ends, replace what ended. Raises `CannotGoOn`.
 
-        Where the engine has ended it says how; the caller reads what the engine sent last, and calls `lose_engine`.
+        Where the engine has ended it says how, and the caller calls `lose_engine`.
         """
         how = self._notice()
         if how is None:
@@ -213,6 +218,8 @@ class Supervision:
         if self._server is None:
             return None
         ended = self._server.exits()
+        if ended or not self._server.alive:
+            self.hear()
         if not self._server.alive:
             code = self._server.ended(1.0)
             return self._lose_server("its fork server ended" + (f", {describe_end(code)}" if code is not None else ""))
@@ -237,6 +244,7 @@ class Supervision:
 
     def _lose_worker(self, worker: _Worker, how: str) -> None:
         now = self._clock()
+        how = worker.ended or how
         how = "" if worker.retiring and how == describe_end(0) else how
         self.died += bool(how)
         if self.engine is not None:

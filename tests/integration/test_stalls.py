@@ -106,6 +106,8 @@ def test_case_J1_a_worker_that_hangs_is_ended_in_time_and_if_that_helps_nobody_s
         ledger.check()
         assert daemon.report()["workers_died"] == 1
         assert "is ended: it has been in operator 'map_transform', at dataset 'count'" in daemon.errors
+        assert "ended: ended by the watchdog after" in daemon.errors
+        assert "out of memory" not in daemon.errors, "the cause is known"
 
 
 @pytest.mark.soak
@@ -197,3 +199,15 @@ def test_an_engine_that_hangs_is_ended_and_three_of_them_end_the_run_with_where_
         error, _ = refused(daemon.socket, timeout=40.0, pipeline="late")
     for fact in ("died 3 times", "ended by the watchdog", "shuffle, map_transform", "stands in sleeps ("):
         assert fact in str(error), error
+
+
+def test_a_recipe_that_hangs_while_it_is_loaded_is_named_in_progress_and_ended_with_where_it_stood(
+    runtime_folder: Path,
+) -> None:
+    recipe = write_recipe(runtime_folder, "def waits():\n    while True:\n        pass\n\nwaits()\n")
+    with Daemon(recipe, ready=False, more=[*STALL, "4"]) as daemon:
+        facts = ["has not answered for", "at work on loading the recipe", "it stands in waits (recipe.py:"]
+        until(lambda: os.path.exists(daemon.socket))
+        until(lambda: all(fact in text(daemon.report()) for fact in facts))
+        assert daemon.end() == 3
+        assert all(fact in daemon.errors.splitlines()[-1] for fact in ["ended by the watchdog", *facts])

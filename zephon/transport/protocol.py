@@ -460,6 +460,12 @@ class EngineReady:
     workers: int
 
 
+@message("engine_loads")
+@dataclass(frozen=True, slots=True)
+class EngineLoads:
+    """The engine begins to load the recipe. Its black box, the memory of its stack and its pidfd come with it."""
+
+
 @message("add_worker")
 @dataclass(frozen=True, slots=True)
 class AddWorker:
@@ -473,6 +479,15 @@ class WorkerServes:
     """The worker has been given its first task."""
 
     worker: int
+
+
+@message("worker_ends")
+@dataclass(frozen=True, slots=True)
+class WorkerEnds:
+    """The engine ends the worker by force, and why."""
+
+    worker: int
+    why: str
 
 
 @message("retire_worker")

@@ -11,7 +11,7 @@ import pytest
 from zephon.errors import DaemonUnavailable
 from zephon.transport.channels import Channel
 from zephon.transport.messages import decode
-from zephon.transport.protocol import AddWorker, RetireWorker, WorkerGone
+from zephon.transport.protocol import AddWorker, RetireWorker, WorkerEnds, WorkerGone, WorkerServes
 from zephon_daemon.supervision import ENGINE_STARTS, QUICK_DEATHS, CannotGoOn, Supervision
 
 
@@ -141,7 +141,7 @@ def test_workers_that_die_at_their_start_are_replaced_ever_more_slowly_and_then_
 def test_workers_that_have_served_are_replaced_at_once_however_soon_they_die(running: Scene) -> None:
     for _ in range(QUICK_DEATHS * 4):
         newest = running.living()[-1]
-        running.supervision.worker_serves(int(newest.split()[1]))
+        running.supervision.told(WorkerServes(int(newest.split()[1])))
         running.end(newest, -9)
         assert len(running.living()) == 3
 
@@ -236,3 +236,14 @@ def test_workers_that_have_not_started_yet_are_simply_not_started(scene: Scene) 
     scene.supervision.step()
     assert scene.living() == ["engine", "worker 1", "worker 2"]
     assert not any(isinstance(m, RetireWorker) for m in scene.engine_hears())
+
+
+def test_of_a_worker_that_the_engine_has_ended_it_is_said_why_and_no_cause_is_guessed(
+    running: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    why = "ended by the watchdog after 200 s with no sign of progress, in operator 'map_transform'"
+    running.supervision.hear = lambda: running.supervision.told(WorkerEnds(1, why))  # read when its end is noticed
+    running.end("worker 1", -9)
+    assert [record.getMessage() for record in caplog.records] == [f"worker 1 ended: {why}. It is replaced"]
+    running.end("worker 2", -9)
+    assert "maybe out of memory" in caplog.records[-1].getMessage()
