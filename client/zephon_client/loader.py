@@ -160,12 +160,11 @@ class Loader(Iterator[Batch]):
         if output.ahead is not None:
             self._copies.make_room(ready.at.nbytes)
             block, sent = output.ahead.send(slots, ready.at, self._copies)
-        elif copied and not output.copies:
+        elif copied:
             self._copies.make_room(ready.at.nbytes)
-            block = layout.read(self._copies.copy(slots.lease(ready.at)))
+            block = layout.read(self._copies.copy(slots.lease(ready.at), output.copied))
         else:
             block = layout.read(slots.lease(ready.at))
-            block = output.copied(block) if copied else block
         ready.batch = output.batch(
             block,
             lane=ready.at.lane,

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from zephon.batches import Batch
-from zephon.columns import AnyArray, Block, Fixed, Ragged
+from zephon.columns import Block
 from zephon_client.ahead import Ahead, Sent
+from zephon_client.copies import Bytes
 from zephon_client.device import device_of
 from zephon_client.settings import Settings
 
@@ -46,10 +47,9 @@ class Output:
                 stacklevel=5,
             )
 
-    def copied(self, block: Block) -> Block:
-        """The block in memory of its own, pinned if so asked."""
-        copy = block.copy()
-        return copy.with_fields({name: _pinned(c) for name, c in copy.fields.items()}) if self._pin else copy
+    def copied(self, data: Bytes) -> Bytes:
+        """The bytes of a slot in memory of their own, pinned if so asked."""
+        return _pinned(data) if self._pin else np.array(data)
 
     def batch(
         self, block: Block, *, lane: int, first_record: int, ends_round: bool, sent: Sent | None = None
@@ -131,17 +131,10 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _pinned(column: Any) -> Any:
-    if isinstance(column, Fixed):
-        return Fixed(_pinned_array(column.values))
-    return Ragged(_pinned_array(column.values), column.offsets) if type(column) is Ragged else column
-
-
-def _pinned_array(array: AnyArray) -> AnyArray:
-    """A copy of the array in torch's pinned memory, which it keeps alive."""
+def _pinned(data: Bytes) -> Bytes:
+    """A copy in torch's pinned memory, which it keeps alive."""
     import torch
 
-    raw: AnyArray = torch.empty(array.nbytes, dtype=torch.uint8, pin_memory=True).numpy()
-    out = np.ndarray(array.shape, array.dtype, raw)
-    out[...] = array
+    out: Bytes = torch.empty(len(data), dtype=torch.uint8, pin_memory=True).numpy()
+    out[...] = data
     return out

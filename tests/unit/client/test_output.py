@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.client.peer import Peer, ids
+from zephon.errors import BatchesHeld
 from zephon.transport import protocol as p
 from zephon_client import settings
 
@@ -58,6 +59,18 @@ def test_on_a_device_fields_and_training_arrays_are_tensors_there_and_the_slot_i
     for other in (batch.copy(), pickle.loads(pickle.dumps(batch))):
         assert other["id"].tolist() == ids(0, 0, 2)
         assert other.digest == batch.digest
+
+
+def test_what_lies_in_memory_of_its_own_for_a_device_counts_until_it_is_let_go(make_peer: Make, join: Join) -> None:
+    loader = join(make_peer(lanes=1, microbatch=2), output="torch", device="meta")
+    held = [next(loader)]
+    loader._copies.limit = 3 * loader._copies.nbytes
+    held += [next(loader), next(loader)]
+    for _ in range(2):
+        with pytest.raises(BatchesHeld, match="holds 3 batches"):
+            next(loader)
+    held.clear()
+    assert next(loader).first_record == 6
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
