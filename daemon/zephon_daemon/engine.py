@@ -38,6 +38,7 @@ from zephon_daemon.inbox import Inbox
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.loading import load
 from zephon_daemon.named_work import given_up
+from zephon_daemon.others import unsaid
 from zephon_daemon.pages import give_back
 from zephon_daemon.ports import (
     ClientPort,
@@ -93,7 +94,7 @@ class Engine:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._errors: deque[str] = deque(maxlen=50)
         self._box = BlackBox.create()
-        self._moved = 0
+        self._moved, self._tell_in = 0, TICK_SECONDS
         self._next_tick = self._next_look = time.monotonic() + self._look_seconds
 
     def run(self) -> None:
@@ -107,7 +108,7 @@ class Engine:
         self._to_daemon(p.EngineReady(list(recipe.names), int(self._settings.get("workers") or 0)))
         while not self._daemon.closed:
             self._box.beat()
-            for act in self._watches.wait(self._next_look - time.monotonic()):
+            for act in self._watches.wait(min(self._next_look - time.monotonic(), self._tell_in)):
                 act()
             if time.monotonic() >= self._next_look:
                 self._look()
@@ -216,10 +217,10 @@ class Engine:
             self._do(live, lambda: live.run.hear(message))
 
     def _tell_others(self) -> None:
-        for live in self._runs.values():
-            told = live.run.others.take(live.number)
-            if told is not None:
-                send_large(self._daemon, told)
+        all_runs = {number: live.run.others for number, live in self._runs.items()}
+        told, self._tell_in = unsaid(all_runs, time.monotonic())
+        for words in told:
+            send_large(self._daemon, words)
 
     def _end_run(self, number: int) -> None:
         live = self._runs.pop(number, None)
@@ -303,8 +304,7 @@ class Engine:
         port.channel.send(encode(p.SlotFree(message.generation, message.index)))
 
     def _let_go(self, worker: Hashable) -> None:
-        port = self._workers.get(worker)  # type: ignore[call-overload]
-        if port is not None:
+        if (port := self._workers.get(worker)) is not None:  # type: ignore[call-overload]
             self._watches.drop(port.channel)
             port.channel.close()
 

@@ -8,6 +8,10 @@ rank the windows of all of them for its states. So an engine tells the others, o
 - the samples of lanes that have given no record at all (`zephon.barren`);
 - rounds that an engine before it had released, and the latest epoch that a reader has begun.
 
+Each word wakes the daemon and every other engine, so what lanes have come to is told after `TELL_SECONDS`, or once a
+lane is ahead of what was told by half of its ring: then readers elsewhere never wait for a word while the ring has
+room, and where lanes are slow a fraction of a second more is nothing.
+
 All of it only grows and may be told again, in any order: so an engine that joins late, or again after its death, is
 told everything once more by all (`Run.tell_lanes`), and nobody in between keeps anything. An engine that has a run for
 itself tells nothing.
@@ -15,14 +19,16 @@ itself tells nothing.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from zephon.barren import barren
 from zephon.plan import Plan
 from zephon.transport.protocol import Announced, LanesTold, LaneTotal, Released
 from zephon.transport.statement import EPOCHS_STATED
 
+TELL_SECONDS = 0.02
 ANNOUNCEMENTS_KEPT = 64
 """Windows of a lane that are told to readers who come later."""
 
@@ -37,19 +43,26 @@ class Others:
         self._totals: dict[tuple[int, int], LaneTotal] = {}
         self._windows: dict[int, deque[Announced]] = {}
         self._rounds: dict[tuple[int, int], tuple[int, int]] = {}
+        self._said: dict[tuple[int, int], int] = {}
         self._tried: dict[tuple[int, int], tuple[int, bool]] = {}
         self._begun = self._told_begun = -1
+        self._urgent, self._since = False, 0.0
         self._announced: list[Announced] = []
         self._new_totals: list[LaneTotal] = []
         self._released: list[Released] = []
         self._reached: dict[tuple[int, int], int] = {}
         self._barren: dict[tuple[int, int], tuple[int, int, int]] = {}
 
+    def due(self, now: float) -> float:
+        """Seconds until something is to be told; not above 0: now; for ever where there is nothing."""
+        if not (self._urgent or self._announced or self._reached or self._barren):
+            return math.inf
+        self._since = self._since or now
+        return 0.0 if self._urgent else self._since + TELL_SECONDS - now
+
     def take(self, run: int) -> LanesTold | None:
         """What is to be told since it was last asked; None if there is nothing."""
-        if not (self._announced or self._new_totals or self._released or self._reached or self._barren) and (
-            self._begun <= self._told_begun
-        ):
+        if not (self._urgent or self._announced or self._reached or self._barren):
             return None
         told = LanesTold(
             run,
@@ -61,6 +74,8 @@ class Others:
             self._begun,
         )
         self._told_begun = self._begun
+        self._said.update(self._reached)
+        self._urgent, self._since = False, 0.0
         self._announced, self._new_totals, self._released, self._reached, self._barren = [], [], [], {}, {}
         return told
 
@@ -78,13 +93,14 @@ class Others:
         self._totals[total.epoch, total.lane] = total
         if ours and self.telling:
             self._new_totals.append(total)
-        for kept in (self._totals, self._rounds, self._tried):
+            self._urgent = True
+        for kept in (self._totals, self._rounds, self._said, self._tried):
             for old in [key for key in kept if key[0] <= total.epoch - EPOCHS_STATED]:
                 del kept[old]
         return True
 
-    def reach(self, epoch: int, lane: int, records: int, most: int, microbatch_size: int) -> None:
-        """A lane has come to that many records."""
+    def reach(self, epoch: int, lane: int, records: int, most: int, microbatch_size: int, enough: int) -> None:
+        """A lane has come to that many records. `enough` rounds more than were told are not to wait."""
         if not self.telling:
             return
         beyond = records - most
@@ -92,6 +108,7 @@ class Others:
         if self._rounds.get((epoch, lane)) != rounds:
             self._rounds[epoch, lane] = rounds
             self._reached[epoch, lane] = records
+            self._urgent |= records - self._said.get((epoch, lane), 0) >= enough * microbatch_size
 
     def search(self, epoch: int, lane: int, skipped: int) -> None:
         """A lane has no record yet."""
@@ -105,17 +122,21 @@ class Others:
         """Rounds that are known to be released without what lanes have come to."""
         if self.telling:
             self._released.append(released)
+            self._urgent = True
 
     def begin(self, epoch: int) -> None:
         """A reader has begun an epoch."""
-        self._begun = max(self._begun, epoch) if self.telling else self._begun
+        if self.telling:
+            self._begun = max(self._begun, epoch)
+            self._urgent |= self._begun > self._told_begun
 
     def tell_again(self) -> None:
         """From now on there are others, who may know nothing yet."""
         self.telling = True
         self._told_begun = -1
-        self._rounds.clear()
-        self._tried.clear()
+        for known in (self._rounds, self._said, self._tried):
+            known.clear()
+        self._urgent = True
         self._new_totals = list(self._totals.values())
 
     # Of the others' lanes
@@ -135,3 +156,17 @@ class Others:
         for windows in self._windows.values():
             yield from windows
         yield from self._totals.values()
+
+
+def unsaid(runs: Mapping[int, Others], now: float) -> tuple[list[LanesTold], float]:
+    """What an engine has to tell of all its runs now, and the seconds until it may have more."""
+    told: list[LanesTold] = []
+    soonest = math.inf
+    for number, others in runs.items():
+        if not others.telling:
+            continue
+        seconds = others.due(now)
+        words = others.take(number) if seconds <= 0 else None
+        told += [words] if words is not None else []
+        soonest = min(soonest, seconds if words is None else math.inf)
+    return told, soonest

@@ -384,7 +384,8 @@ class Run:
     def _tell_reached(self, lane: Lane) -> None:
         gate, produced = self._gates.of(lane.epoch, lane.group), lane.producer.stream.produced
         if self.plan.settings.even_ends and gate.rounds != ENDLESS:
-            self.others.reach(lane.epoch, lane.number, produced, gate.most, self.plan.microbatch_size)
+            enough = 1 if lane.ring is None else max(1, lane.ring.generation.slots // 2)
+            self.others.reach(lane.epoch, lane.number, produced, gate.most, self.plan.microbatch_size, enough)
         if not produced:
             self.others.search(lane.epoch, lane.number, lane.producer.skipped)
 
