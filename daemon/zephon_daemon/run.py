@@ -134,7 +134,7 @@ class Run:
         reader = self.readers[client]
         if epoch == reader.epoch:
             reader.rounds = rounds
-        touched: dict[int, Lane] = {}
+        freed: dict[int, Lane] = {}
         for slot in slots:
             if len(slot) != 3:
                 raise ProtocolError(f"client {client} returns a slot as {len(slot)} numbers, not as three")
@@ -142,10 +142,10 @@ class Run:
             lane = self.lanes.get(number)
             if lane is None or lane.ring is None:
                 raise ProtocolError(f"client {client} returns a slot of lane {number}, which has no ring")
-            lane.ring.returned(lane.ring.slot(generation, index), client)
-            touched[number] = lane
+            if lane.ring.returned(lane.ring.slot(generation, index), client):
+                freed[number] = lane
         out: list[Instruction] = []
-        for lane in touched.values():
+        for lane in freed.values():  # where other readers still hold the slots nothing has changed
             out += self._advance(lane)
         return out
 
@@ -447,8 +447,9 @@ class Run:
                 stream.take(count)
                 lane.written = stream.first
             lane.stands = until
+            place = lane.place
             for client in readers:
-                self.readers[client].places[lane.number] = lane.place
+                self.readers[client].places[lane.number] = place
         return out
 
     def _audience(self, lane: Lane, until: int) -> tuple[int, ...] | None:

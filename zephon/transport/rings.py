@@ -70,12 +70,11 @@ def ring_shape(nbytes: int, slots: int | None = None, most: int | None = None) -
     return slot_bytes, wanted if most is None else max(2, min(wanted, most // slot_bytes))
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """One slot: `offset` bytes into the segment of its generation."""
 
     generation: int
-    index: int
+    index: int  # type: ignore[assignment]  # in place of a method of tuples that no slot needs
     offset: int
 
 
@@ -231,10 +230,10 @@ class RingWriter:
 
     def returned(self, slot: Slot, reader: int) -> bool:
         """Notes that `reader` is done with `slot`; True when it was the last one and the slot is free."""
-        self.slot(slot.generation, slot.index)
-        drain = self._generations[slot.generation]
-        left = drain.published.get(slot.index)
-        if left is None or reader not in left:
+        drain = self._generations.get(slot.generation)
+        left = None if drain is None else drain.published.get(slot.index)
+        if drain is None or left is None or reader not in left:
+            self.slot(slot.generation, slot.index)  # says so if there is no such slot
             raise ProtocolError(
                 f"slot {slot.index} of generation {slot.generation}: reader {reader} returned it, but does not hold it "
                 "(returned twice, or never handed to it)"
