@@ -89,8 +89,8 @@ class StageLine(InOrder):
         self._waiting: deque[Block | WindowEnd] = deque()
         self._sizes: deque[int] = deque()
         self._gone = self._blocks = 0
-        self.records = 0
-        """Records that wait or are in work."""
+        self.records = self.came = 0
+        """Records that wait or are in work, and all that ever came."""
 
     @property
     def full(self) -> bool:
@@ -109,6 +109,7 @@ class StageLine(InOrder):
             self._waiting.append(block)
             self._blocks += 1
             self.records += len(block)
+            self.came += len(block)
 
     def end_window(self) -> None:
         """Those that come from now on are of the next window."""

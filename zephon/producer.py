@@ -23,10 +23,11 @@ from zephon.errors import CheckpointError, CheckpointMismatch, RunFailed
 from zephon.frontiers import Announcement, Frontier, frontier_at
 from zephon.in_order import InOrder, StageLine, WindowEnd
 from zephon.lane_windows import Window, lane_windows
-from zephon.ops.base import Faults, Operator, Scope, WindowKey, add_counts
+from zephon.ops.base import Faults, Scope, add_counts
 from zephon.plan import Plan
+from zephon.stretch import Stretch
 from zephon.token_counts import DrawnCounts
-from zephon.windows import TASK_SAMPLES, AnyTask, Chain, Outcome, Task, tasks_of
+from zephon.windows import TASK_SAMPLES, AnyTask, Outcome, Task, tasks_of
 
 
 @dataclass
@@ -36,46 +37,6 @@ class _OpenWindow:
     window: Window
     ends_at: int
     skipped: int = 0
-
-
-class _Stretch:
-    """The operators between two stages of a lane, or behind the last: a chain for each window in turn."""
-
-    def __init__(self, plan: Plan, epoch: int, lane: int, operators: tuple[Operator, ...]) -> None:
-        self._plan, self._epoch, self._lane, self._operators = plan, epoch, lane, operators
-        self._chain: Chain | None = None
-        self.faults = self._fresh_faults()
-        self.ended = 0
-        """Windows that have gone through."""
-
-    @property
-    def counters(self) -> dict[str, int]:
-        """What the accumulators of its window have dropped and padded so far."""
-        return {} if self._chain is None else self._chain.counters()
-
-    def push(self, block: Block, window: Window) -> list[Block]:
-        return self._of(window).push(block, self.faults)
-
-    def flush(self, window: Window) -> list[Block]:
-        return self._of(window).flush(self.faults)
-
-    def end_window(self) -> tuple[dict[str, int], Faults]:
-        """On to the next one. Gives what was counted, and the faults."""
-        counted, faults = self.counters, self.faults
-        add_counts(counted, faults.counters)
-        self._chain, self.faults = None, self._fresh_faults()
-        self.ended += 1
-        return counted, faults
-
-    def _of(self, window: Window) -> Chain:
-        if self._chain is None:
-            key = WindowKey(self._plan.seed, self._epoch, self._lane, window.chunk)
-            self._chain = Chain(self._plan, key, self._operators)
-        return self._chain
-
-    def _fresh_faults(self) -> Faults:
-        plan = self._plan
-        return Faults(plan.settings.on_error, plan.source.datasets, Scope(plan, self._epoch, self._lane))
 
 
 class LaneProducer:
@@ -93,7 +54,7 @@ class LaneProducer:
         """Of the reports, those that came of no task (of accumulators, of functions on batches): for the log."""
         self._task_samples = task_samples
         self._counters: dict[str, int] = {}
-        self._made = start.announcement.records  # the lane's records so far, replayed ones included
+        self._began = self._made = start.announcement.records  # the lane's records so far, replayed ones included
         self._fruitful = self._made  # what it was when the lane last had records
         self._barren = 0  # samples of whole windows since then
         self._held = 0  # records that went into this window's chain while the lane has none
@@ -108,7 +69,7 @@ class LaneProducer:
         self._lines = [StageLine(stage, number + 1, epoch, lane) for number, stage in enumerate(later)]
         self._of_line: dict[int, int] = {}  # of the tasks of later stages in work, by number
         chains = (plan.chain, *(stage.chain for stage in later))
-        self._stretches = [_Stretch(plan, epoch, lane, operators) for operators in chains]
+        self._stretches = [Stretch(plan, epoch, lane, operators) for operators in chains]
         self._consumes = [bool(plan.chain), *(stage.holds for stage in later)]
         self._plan_window()
         if not self._windows:
@@ -143,6 +104,13 @@ class LaneProducer:
     def in_later(self) -> int:
         """Records that are in front of later stages, or in them."""
         return sum(line.records for line in self._lines)
+
+    @property
+    def to_come(self) -> float:
+        """Records of the lane that will come of those, going by what has become of others."""
+        waiting = self.in_later
+        through = self._lines[0].came - waiting if waiting else 0
+        return waiting * (self._made - self._began) / through if through > 0 else waiting
 
     def in_work(self, stage: int) -> int:
         """Tasks of a later stage that are handed out and have not come back."""

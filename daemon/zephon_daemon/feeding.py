@@ -90,7 +90,7 @@ class Feeding:
             producer = lane.producer
             behind = max(0, most - lane.written) if lane.epoch == self._first_epoch else 0
             enough = 2 * self._plan.microbatch_size + behind
-            held, outstanding = len(producer.stream) + producer.in_later, producer.of_front
+            held, outstanding = len(producer.stream) + producer.to_come, producer.of_front
             runway = held + outstanding * per_task
             wanted = runway < enough or (dry and outstanding < at_once and held <= per_task)
             if wanted and not producer.full and not producer.exhausted:

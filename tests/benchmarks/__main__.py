@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.benchmarks import costs, engines, operators, recovery, shares, throughput
+from tests.benchmarks import costs, engines, operators, recovery, shares, stages, throughput
 from tests.benchmarks.contest import Timing
 from tests.benchmarks.corpus import FULL, QUICK, Corpus, corpus
 from tests.benchmarks.processes import busy_cores
@@ -25,6 +25,7 @@ BENCHMARKS: dict[str, Callable[[Corpus, Scale], list[Row]]] = {
     "fill": operators.fill,
     "cpu": shares.cpu,
     "engines": engines.engines,
+    "stages": stages.stages,
     "memory": costs.memory,
     "next": costs.next_batch,
     "import": costs.imported,

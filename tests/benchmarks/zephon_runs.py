@@ -27,7 +27,7 @@ source = StaticMixtureWorkSource(
 )
 pipeline = (
     Pipeline(source){tokenize}
-    {order}
+    {order}{behind}
     .batch(microbatch_size=8)
     .options(canonical_replicas={lanes}{options})
 )
@@ -36,7 +36,7 @@ pipeline = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What varies: the workload, lanes, and more arguments of the source and of `options`.
+    """What varies: the workload, lanes, more arguments of the source and of `options`, and more operators.
 
     Workloads: "text" and "ids" (A and B); "mixed", two datasets of text, best fit and a shuffle; "short" and "long", B
     with documents of other lengths.
@@ -46,6 +46,8 @@ class Recipe:
     lanes: int = 8
     source: str = ', chunk_size=2048, exhausted_policy="repeat"'
     options: str = ""
+    behind: str = ""
+    """More operators, the last."""
 
     def text(self, corpus: Corpus) -> str:
         mixed = self.workload == "mixed"
@@ -56,6 +58,7 @@ class Recipe:
             data=[(name, str(folder)) for name, folder in folders.items()],
             mixture={"web": 0.7, "lines": 0.3} if mixed else None,
             order=f"{pack}.shuffle(512)" if mixed else pack,
+            behind=self.behind,
             tokenize=tokenize if self.workload in ("text", "mixed") else "",
             source=self.source,
             lanes=self.lanes,
