@@ -170,6 +170,36 @@ def test_case_C6_in_a_cgroup_of_512_mib_what_fits_works_and_what_does_not_is_ref
     assert "oom_kill 0" in (cgroup / "memory.oom_control").read_text()
 
 
+FILL = """
+import sys
+from pathlib import Path
+limit, usage, keep = int(sys.argv[1]), Path(sys.argv[2]), []
+while int(usage.read_text()) < limit:
+    keep.append(b"x" * (1 << 20))
+print(len(keep), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_case_C6_what_was_reserved_stays_usable_when_another_process_takes_the_rest(
+    runtime_folder: Path, cgroup: Path
+) -> None:
+    inside = ["sh", "-c", f'echo $$ > {cgroup}/cgroup.procs && exec "$@"', "sh"]
+    recipe = counting(runtime_folder, 4000, 2, lanes=2, batch=4, more=".shuffle(64)")
+    ledger = Ledger(plan_of(recipe))
+    rest = [str(512 * MIB - 40 * MIB), str(cgroup / "memory.usage_in_bytes")]
+    with Daemon(recipe, workers=1, prefix=inside) as daemon, Ranks(daemon.socket, 1, ledger=ledger) as ranks:
+        ranks.rounds(5)
+        with python(runtime_folder, FILL, *rest, prefix=inside, stdin=subprocess.PIPE) as filler:
+            assert int(filler.line()) > 100
+            ranks.rounds()
+            report = daemon.report()
+        assert report["workers_died"] == 0
+        assert report["engine"]["errors"] == []
+    ledger.check()
+    assert "oom_kill 0" in (cgroup / "memory.oom_control").read_text()
+
+
 HOARD = """
 import sys, warnings
 warnings.simplefilter("ignore")
