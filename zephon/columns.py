@@ -494,11 +494,13 @@ class Block:
         """One plain dict a record; a field that a record lacks is left out. Fields stand in the order of their names,
         since their order in a block depends on which records lie together in it.
         """
-        columns = {name: self.fields[name].to_list() for name in sorted(self.fields) if not name.startswith(HIDDEN)}
-        rows = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-        if any(isinstance(c, Objects) for c in self.fields.values()):
-            rows = [{k: v for k, v in row.items() if v is not MISSING} for row in rows]
-        return rows or [{} for _ in range(len(self))]
+        rows: list[dict[str, Any]] = [{} for _ in range(len(self))]
+        for name in sorted(self.fields):
+            if not name.startswith(HIDDEN):
+                for row, value in zip(rows, self.fields[name].to_list(), strict=True):
+                    if value is not MISSING:
+                        row[name] = value
+        return rows
 
     @staticmethod
     def from_rows(

@@ -77,8 +77,8 @@ class Bins(ABC):
         closed, self._closed = self._closed, []
         return closed
 
-    def _settle(self, key: int) -> None:
-        """Put a document where the rule says, when no open bin has room for it."""
+    def _settle(self, key: int) -> int:
+        """Put a document where the rule says, when no open bin has room for it. Returns what `_put` does."""
         level: int | None = None
         while level is None:
             if len(self._open) < self.limit:
@@ -90,22 +90,22 @@ class Bins(ABC):
                     level = self._new()
             length = key >> NUMBER_BITS & NUMBER
             part = min(length, level >> NUMBER_BITS)
-            self._put(key - (length - part << NUMBER_BITS), level)
+            level = self._put(key - (length - part << NUMBER_BITS), level)
             if part == length:
-                return
+                return level
             key += (part << START_BITS) - (part << NUMBER_BITS)
             level = self._take(key & LENGTH)
-        self._put(key, level)
+        return self._put(key, level)
 
-    def _put(self, piece: int, level: int) -> None:
-        """A piece into the bin of that level, which has been taken."""
+    def _put(self, piece: int, level: int) -> int:
+        """A piece into the bin of that level, which has been taken. Returns the bin's level now, 0 if it was closed."""
         pieces = self._open[level & NUMBER]
         pieces.append(piece)
         level -= piece & LENGTH
         if level > NUMBER and len(pieces) != self._most:
-            self._give(level)
-        else:
-            self._close(level & NUMBER)
+            return level
+        self._close(level & NUMBER)
+        return 0
 
     def _close(self, number: int) -> None:
         """Close a bin that has been taken."""
@@ -148,17 +148,16 @@ class BestFit(Bins):
             length = key & LENGTH
             at = bisect_left(levels, length)
             self._now = key
-            if at == len(levels):
-                self._settle(key)
+            if at < len(levels):
+                level = levels.pop(at) - length
+                pieces = bins[level & NUMBER]
+                pieces.append(key)
+                if level <= NUMBER or len(pieces) == most:
+                    self._close(level & NUMBER)
+                    continue
+            elif not (level := self._settle(key)):
                 continue
-            level = levels.pop(at) - length
-            number = level & NUMBER
-            pieces = bins[number]
-            pieces.append(key)
-            if level > NUMBER and len(pieces) != most:
-                insort(levels, level)
-            else:
-                self._close(number)
+            insort(levels, level)
         return self._taken()
 
     def _new(self) -> int:
@@ -204,7 +203,8 @@ class FirstFit(Bins):
             self._now = key
             rooms, size, length = self._rooms, self._size, key >> NUMBER_BITS
             if rooms[1] < length:
-                self._settle(key)
+                if level := self._settle(key):
+                    self._give(level)
                 continue
             node = 1
             while node < size:

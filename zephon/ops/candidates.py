@@ -30,30 +30,31 @@ class _Waiting(Bins):
         self._placed = 0
 
     def place(self, keys: Sequence[int]) -> list[Closed]:
-        came, waiting, placed, patience, most = self._came, self._by_length, self._placed, self.patience, self._most
-        number, reach, pieces = 0, NUMBER, []  # the bin in hand; `reach`: the largest key that it could have room for
+        came, waiting, placed = self._came, self._by_length, self._placed
+        size, patience, most = self.size, self.patience, self._most
+        number, reach = 0, NUMBER  # of the bin in hand, and the largest key that it could have room for
+        pieces: list[int] = []  # in it
         for key in keys:
             if key:
                 self._now = key
                 came[key] = placed
                 insort(waiting, key)
-                if waiting[0] == key and reach != NUMBER:
+                if waiting[0] is key and reach != NUMBER:
                     self._give(reach & LENGTH | number)
                     reach = NUMBER
-                if len(waiting) <= self.size:
+                if len(waiting) <= size:
                     continue
             overdue = patience is not None and placed - came[next(iter(came))] >= patience
             placed += 1
-            at = bisect_right(waiting, reach)
-            if overdue or not at:
+            at = 0 if overdue else bisect_right(waiting, reach)
+            if not at:
                 if reach != NUMBER:
                     self._give(reach & LENGTH | number)
-                    reach = NUMBER
-                oldest = next(iter(came))
-                level = self._take((oldest if overdue else waiting[0]) & LENGTH)
-                if overdue or level is None:
-                    del came[oldest], waiting[bisect_left(waiting, oldest)]
-                    self._settle(oldest) if level is None else self._put(oldest, level)
+                level = None if overdue else self._take(waiting[0] & LENGTH)
+                if level is None:
+                    level = self._place_oldest(overdue)
+                    number, reach = level & NUMBER, level | NUMBER
+                    pieces = self._open[number] if level else pieces
                     continue
                 number, reach = level & NUMBER, level | NUMBER
                 pieces, at = self._open[number], bisect_right(waiting, reach)
@@ -68,6 +69,18 @@ class _Waiting(Bins):
             self._give(reach & LENGTH | number)
         self._placed = placed
         return self._taken()
+
+    def _place_oldest(self, overdue: bool) -> int:
+        """By the usual rule. Returns the level of a bin to have in hand, 0 for none."""
+        key = next(iter(self._came))
+        del self._came[key], self._by_length[bisect_left(self._by_length, key)]
+        if not overdue:
+            return self._settle(key)  # no bin but this one can have room for any that waits
+        level = self._take(key & LENGTH)
+        level = self._settle(key) if level is None else self._put(key, level)
+        if level:
+            self._give(level)
+        return 0
 
     def finish(self) -> list[Closed]:
         return self.place([0] * len(self._by_length))  # one is placed each time, and none comes

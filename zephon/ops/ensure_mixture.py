@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zephon.columns import Block, IntArray
+from zephon.columns import Block
 from zephon.errors import RunFailed, SettingError
 from zephon.function_digest import digest_of
 from zephon.lanes import window_at, window_start
@@ -155,7 +155,7 @@ class _Buffer(Accumulator):
         self.order: FairOrder | None = None
         self.by: WeightBy = SAMPLES
         self.names: list[str] = []
-        self.charges: dict[int, Charge] = {}  # of the records held, where they will be needed
+        self.charges: dict[int, Charge] = {}  # of the records held, where a report needs them
         self.owners: dict[int, int] = {}
         self.sent: np.ndarray[Any, np.dtype[np.float64]] = np.empty(0)
 
@@ -164,15 +164,11 @@ class _Buffer(Accumulator):
         good, owners, charges = weighed(block, self.by, order.shares, self.settings, faults)
         numbers = self.held.add(block if len(good) == len(block) else block.take(good))
         limit, out = self.settings.max_buffer_size, []
-        keep = limit is None or self.settings.warn_tolerance is not None
-        if keep:
+        if self.settings.warn_tolerance is not None:
             self.charges.update(zip(numbers.tolist(), charges))
             self.owners.update(zip(numbers.tolist(), owners))
         if limit is None:
-            for number, owner, charge in zip(numbers.tolist(), owners, charges):
-                order.add(number, owner, charge, forgive=False)
-                if order.due is None or order.due == owner:
-                    out += order.leave_strictly()
+            out = order.come_strictly(numbers.tolist(), owners, charges)
         else:
             down_to = int(limit * self.settings.drain_target_ratio)
             for number, owner, charge in zip(numbers.tolist(), owners, charges):
@@ -188,7 +184,7 @@ class _Buffer(Accumulator):
         if self.settings.max_buffer_size is not None:
             out = self._out(self.order.leave(0))
         else:
-            self._drop(self.held.numbers)
+            self._drop(self.order.waiting)
         self._report(faults)
         return out
 
@@ -214,10 +210,9 @@ class _Buffer(Accumulator):
                     self.sent[dataset] += weight
         return [self.held.take(np.array(numbers, np.int64))]
 
-    def _drop(self, numbers: IntArray) -> None:
-        self.count("dropped_records", len(numbers))
+    def _drop(self, charges: list[Charge]) -> None:
+        self.count("dropped_records", len(charges))
         if self.by == TOKENS:
-            charges = [self.charges[number] for number in numbers.tolist()]
             parts = [w for c in charges for w in ([c] if isinstance(c, float) else [weight for _, weight in c])]
             self.count("dropped_tokens", int(sum(parts)))
 

@@ -39,7 +39,12 @@ class FairOrder:
         self.largest = 0.0
         """The weight of the heaviest record so far."""
         self.due: int | None = None
-        """The dataset that `leave_strictly` last waited for: until one of its records comes, none may leave."""
+        """The dataset that `come_strictly` last waited for: until one of its records comes, none may leave."""
+
+    @property
+    def waiting(self) -> list[Charge]:
+        """The charges of the records that wait, in the order of their numbers."""
+        return [charge for _, charge in sorted(one for queue in self._queues for one in queue)]
 
     def add(self, number: int, dataset: int, charge: Charge, *, forgive: bool = True) -> None:
         """A record comes to wait. `forgive`: a dataset that had none waiting goes on from where the others are."""
@@ -77,18 +82,45 @@ class FairOrder:
         self.held -= len(out)
         return out
 
-    def leave_strictly(self) -> list[int]:
-        """The numbers of the records that leave while the dataset whose turn it is has one waiting."""
+    def come_strictly(self, numbers: Sequence[int], datasets: Sequence[int], charges: Sequence[Charge]) -> list[int]:
+        """Records come, one after another. The numbers of those that leave, each as soon as its turn has come: while no
+        dataset is due whose queue is empty.
+        """
         out: list[int] = []
-        heads = self._heads
+        for number, dataset, charge in zip(numbers, datasets, charges):
+            self.add(number, dataset, charge, forgive=False)
+            if self.due is None or self.due == dataset:
+                self._leave_strictly(out)
+        return out
+
+    def _leave_strictly(self, out: list[int]) -> None:
+        heads, queues, turns, per_weight = self._heads, self._queues, self._turns, self._per_weight
+        turn, due = self._lacking()
         while self.held:
-            lacking = [(self._turns[d], d) for d, head in enumerate(heads) if head == _EMPTY and self.shares[d]]
-            turn, self.due = min(lacking, default=(_EMPTY, None))
+            self.due = due
             low = min(heads)
             if low >= _NEVER or turn < low:
-                break
-            out += self.leave(self.held - 1)
-        return out
+                return
+            dataset = heads.index(low)
+            queue = queues[dataset]
+            number, charge = queue.popleft()
+            out.append(number)
+            self.held -= 1
+            if isinstance(charge, float):
+                turns[dataset] = low + charge * per_weight[dataset]
+                if queue:
+                    heads[dataset] = turns[dataset]
+                    continue
+                heads[dataset] = _EMPTY
+            else:
+                self._charge(charge)
+                heads[dataset] = turns[dataset] if queue else _EMPTY
+            turn, due = self._lacking()
+
+    def _lacking(self) -> tuple[float, int | None]:
+        """The lowest turn of a dataset that has none waiting, and that dataset."""
+        lacking = [(self._turns[d], d) for d, head in enumerate(self._heads) if head == _EMPTY and self.shares[d]]
+        return min(lacking, default=(_EMPTY, None))
 
     def _spread(self, weight: float) -> None:
         """First turns: a part of a record each, another for every dataset, so that those of equal shares take turns
