@@ -273,10 +273,10 @@ class Engine:
                 self._oversight.met(number, WorkerNotes(fds, port.pid), port.pid)
             self._scheduler.add(number, self._served_by_workers)
 
-    def _plan_of(self, run: int) -> Plan | None:
     def _ends_worker(self, worker: Hashable, why: str) -> None:
         self._to_daemon(p.WorkerEnds(worker, why))  # type: ignore[arg-type]
 
+    def _plan_of(self, run: int) -> Plan | None:
         live = self._runs.get(run)
         return live.run.plan if live is not None else None
 
