@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.corpora import COUNT
 from tests.running import Daemon, Ranks, run_to_the_end, write_recipe
@@ -96,6 +97,7 @@ def test_later_stages_run_on_workers_survive_their_deaths_and_name_what_ends_the
         assert run_to_the_end(daemon.socket, 2) == expected["pipeline"]
 
 
+@pytest.mark.soak
 def test_later_stages_are_the_same_in_every_runner_also_when_workers_die(runtime_folder: Path) -> None:
     COUNT(300, 3, runtime_folder / "count")
     (runtime_folder / "busy").mkdir()

@@ -82,7 +82,10 @@ def test_any_chain_with_stages_anywhere_gives_the_reference(
     if not endless:
         assert producer.exhausted
         assert producer.outstanding == producer.early == producer.in_later == 0
-        told(producer, in_one_piece(chain, around, lane))
+        whole = in_one_piece(chain, around, lane)
+        told(producer, whole)
+        if "sized" not in dict(chain):  # it tells of its traits in an attribute
+            assert plan.identity == whole.plan.identity
 
 
 def in_one_piece(chain: Chain, around: dict[str, Any], lane: int) -> LaneProducer:
@@ -164,6 +167,33 @@ def test_an_error_in_a_later_stage_names_the_record_and_what_is_in_work_is_bound
         for number, task in held:
             producer.accept(number, front.run(task))
         produce(producer, None, 1)
+
+
+def test_a_run_goes_on_with_other_stages_than_it_was_stopped_with_and_explain_shows_them() -> None:
+    def made(first: int | None, second: int) -> Pipeline:
+        pipeline = Pipeline(StaticMixtureWorkSource([dataset("d", 120, 2)], None, chunk_size=10)).shuffle(5)
+        pipeline.map_transform(dict, parallelism=first).decode_text()
+        pipeline.stateful_transform(
+            "all", init_state=int, push=lambda state, records: (state, records), transform=list, parallelism=second
+        )
+        return pipeline.batch(2).options(canonical_replicas=2, runner="threads", max_workers=2)
+
+    alone, later = made(None, 1), made(4, 3)
+    assert [line.split("[")[1].split("]")[0] for line in later.explain().splitlines() if " {" in line] == [
+        "engine", "workers, stage 2, 4 at once", "engine", "engine; workers, stage 3, 3 at once",
+    ]  # fmt: skip
+    assert alone.explain().count("[engine]") == 4
+    expected, found = [batch.digest for batch in alone], []
+    for number, batch in enumerate(later):
+        found.append(batch.digest)
+        if number == 20:
+            break
+    state = later.checkpoint()
+    later.close()
+    for stages in ((None, 1), (1, 2)):
+        rest = made(*stages).restore(state)
+        assert found + [batch.digest for batch in rest] == expected
+        rest.close()
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=9), max_size=6), st.integers(1, 4), st.booleans())
