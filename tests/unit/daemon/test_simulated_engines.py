@@ -92,11 +92,19 @@ class Node:
                 world.read_post()
         return moved
 
+    def die(self) -> None:
+        """The daemon, and so all engines at once: nobody but the ranks knows anything any more."""
+        for world in self.alive:
+            if world.lives < 8:
+                world.kill_engine()
+
     def play(self) -> None:
         worlds: list[Any] = [world for world in self.worlds if world.ranks]
         for _ in range(60_000):
             if all(rank.done for world in worlds for rank in world.ranks):
                 return
+            if self.random.random() < 0.01:
+                self.die()
             for idle in range(200):
                 moved = self.random.random() < 0.5 and self.pass_on()
                 self.random.shuffle(worlds)
