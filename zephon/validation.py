@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ from zephon.ops.base import Faults, Operator, Scope, Stateful, Stateless, Window
 from zephon.ops.custom import Driven
 from zephon.ops.grouping import GroupedAccumulator
 from zephon.ops.interrupts import is_interrupt
+from zephon.ops.map_batch import MapBatch
 from zephon.ops.records import block_of
 from zephon.plan import Plan
 from zephon.types import SampleRecord
@@ -78,6 +80,11 @@ class ValidationReport:
         return "\n".join(lines)
 
 
+def has_users_code(plan: Plan) -> bool:
+    """Whether there is anything to check."""
+    return any(map(_runs_users_code, plan.operators))
+
+
 def validate_operators(plan: Plan) -> ValidationReport:
     """The whole check, with every operator set up."""
     return _Check(plan, None, None).run()
@@ -85,7 +92,7 @@ def validate_operators(plan: Plan) -> ValidationReport:
 
 def warnings_at_start(plan: Plan, ready: Callable[[Operator], bool]) -> list[str]:
     """What to warn of when a run starts. `ready` says of an operator whether this process has called its `setup`."""
-    if not any(operator.users_code for operator in plan.operators):
+    if not has_users_code(plan):
         return []
     try:
         report = _Check(plan, ready, time.monotonic() + AT_START_SECONDS).run()
@@ -104,6 +111,7 @@ class _Check:
         self._checked: list[str] = []
         self._left_out: list[str] = []
         self._lane = 0
+        self._batches: list[int] | None = None  # lengths of the batches that a `map_batch` has made of the records
 
     @property
     def _at_start(self) -> bool:
@@ -115,7 +123,7 @@ class _Check:
 
     def run(self) -> ValidationReport:
         operators = list(self._plan.operators)
-        last = max((i for i, op in enumerate(operators) if op.users_code), default=-1)
+        last = max((i for i, op in enumerate(operators) if _runs_users_code(op)), default=-1)
         block = self._sample() if last >= 0 else Block.empty()
         records = len(block)
         for number, operator in enumerate(operators[: last + 1]):
@@ -130,7 +138,7 @@ class _Check:
                     stopped = f"{operator.name} failed on them: {said(error)}"
                     if not self._at_start:
                         self._findings.append(Finding(operator.name, f"fails on a sample: {said(error)}"))
-            self._left_out += [f"{op.name} ({stopped})" for op in operators[number : last + 1] if op.users_code]
+            self._left_out += [f"{op.name} ({stopped})" for op in operators[number : last + 1] if _runs_users_code(op)]
             break
         return ValidationReport(tuple(self._findings), tuple(self._checked), tuple(self._left_out), records)
 
@@ -147,7 +155,7 @@ class _Check:
     def _one(self, operator: Operator, block: Block) -> Block:
         """Check an operator that runs a user's code; what comes of the block in any case."""
         operator.setup()
-        if not operator.users_code:
+        if not _runs_users_code(operator):
             return self._results(operator, block)
         self._checked.append(operator.name)
         if not self._at_start:
@@ -160,6 +168,10 @@ class _Check:
         if isinstance(operator, Driven):
             given = self._own_samples(operator) or block
         out = self._compared(operator, given)
+        if isinstance(operator, MapBatch):
+            batches = self._on_batches(operator, block)
+            self._batches = list(map(len, batches))
+            return Block.concat(batches)
         return out if given is block else self._results(operator, block)
 
     def _compared(self, operator: Operator, block: Block) -> Block:
@@ -168,7 +180,7 @@ class _Check:
             after_first = drawn()
             second = self._results(operator, block)
             unseeded = [name for name, state in drawn().items() if state != after_first.get(name)]
-            alone = None if isinstance(operator, Stateful) else self._alone(operator, block)
+            alone = self._alone(operator, block) if isinstance(operator, Stateless) else None
         prints = _prints(first)
         differs = _difference(prints, _prints(second))
         if unseeded:
@@ -198,6 +210,8 @@ class _Check:
     def _results(self, operator: Operator, block: Block) -> Block:
         if isinstance(operator, Stateless):
             return operator.process(block, self._faults())
+        if isinstance(operator, MapBatch):
+            return Block.concat(self._on_batches(operator, block))
         assert isinstance(operator, Stateful)
         holding = operator.accumulator(WindowKey(self._plan.seed, 0, self._lane, 0))
         out = Block.concat([*holding.push(block, self._faults()), *holding.flush(self._faults())])
@@ -205,9 +219,18 @@ class _Check:
             self._find(operator, f"flush leaves {left} records behind: what it does not give out is lost")
         return out
 
-    def _alone(self, operator: Operator, block: Block) -> Block | None:
+    def _on_batches(self, operator: MapBatch, block: Block) -> list[Block]:
+        """What comes of each batch: of those that the `map_batch` before left, or of the first to be cut."""
+        size, names = self._plan.microbatch_size, self._plan.dataset_names
+        cuts = [*range(0, len(block), size), len(block)] if self._batches is None else [0, *accumulate(self._batches)]
+        batches = [canonical(block.slice(low, high)) for low, high in pairwise(cuts)]
+        return [
+            operator.apply(batch, self._lane, number * size, names, self._faults())
+            for number, batch in enumerate(batches)
+        ]
+
+    def _alone(self, operator: Stateless, block: Block) -> Block | None:
         """Each record on its own, the last one first; in the block's order. None if there is no time for it."""
-        assert isinstance(operator, Stateless)
         parts: list[Block] = []
         for record in range(len(block) - 1, -1, -1):
             if self._late:
@@ -261,6 +284,10 @@ class _Check:
             ],
             like,
         )
+
+
+def _runs_users_code(operator: Operator) -> bool:
+    return operator.users_code or isinstance(operator, MapBatch)
 
 
 def needs_setup(operator: Operator) -> bool:

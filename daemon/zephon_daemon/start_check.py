@@ -18,7 +18,7 @@ from collections.abc import Collection
 
 from zephon.ops.base import Operator
 from zephon.plan import Plan
-from zephon.validation import warnings_at_start
+from zephon.validation import has_users_code, warnings_at_start
 from zephon_daemon.lifelines import die_with
 
 SECONDS = 0.5
@@ -27,7 +27,7 @@ SECONDS = 0.5
 
 def warnings_from_child(plan: Plan, ready: Collection[Operator] = ()) -> list[str]:
     """`zephon.validation.warnings_at_start`, isolated. `ready` are the operators that are set up in this process."""
-    if not any(operator.users_code for operator in plan.operators):
+    if not has_users_code(plan):
         return []
     parent = os.getpid()
     reading, writing = os.pipe()

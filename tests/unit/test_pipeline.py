@@ -283,3 +283,11 @@ def test_explain_says_stages_windows_lanes_and_ends():
     ):  # fmt: skip
         assert part in text
     assert "after 3 rounds" in pipeline().batch(2).options(canonical_replicas=8).explain()
+
+
+def test_explain_counts_in_words_that_fit_the_number():
+    source = StaticMixtureWorkSource([dataset("one", 1, 1)], MixtureSpec({"one": 1}))
+    made = Pipeline(source).batch(1).options(canonical_replicas=1, flush_every_k_chunks=1)
+    text = made.explain(dp_degree=1)
+    for words in ("1 lane,", "1 row in 1 shard,", "1 sample an epoch", "batch of 1 record", "1 chunk of", "1 round on"):
+        assert words in text

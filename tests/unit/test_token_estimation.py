@@ -206,7 +206,7 @@ def test_case_E14_ratios_for_other_datasets_and_weights_by_rows_are_refused():
 
 def test_explain_shows_the_estimates():
     shown = tokenized(two(token_estimation=TokenEstimation({"a": 40, "b": 412.5}))).explain()
-    assert "dataset a: 1000 rows in 1 shards, weight 1 by tokens, 40 tokens a sample" in shown
+    assert "dataset a: 1000 rows in 1 shard, weight 1 by tokens, 40 tokens a sample" in shown
     assert "412.5 tokens a sample" in shown
     points = [(0, {"a": 1, "b": 0}), (100, {"a": 1, "b": 1}, "linear")]
     shown = tokenized(two(mixture=MixtureSchedule(points), token_estimation=None)).explain()

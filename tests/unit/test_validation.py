@@ -143,6 +143,52 @@ def test_a_dishonest_operator_is_warned_of_by_name_and_strict_validation_refuses
         pipeline(add).validate(strict=True)
 
 
+def batch_counter() -> Callable[[Any], dict[str, Any]]:
+    count = iter(range(10**6))
+    return lambda batch: {"id": batch["id"], "batch": [next(count)] * len(batch)}
+
+
+ON_BATCHES: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a counter": (batch_counter(), "map_batch: gives another result for the same records in a second call: field 'b"),
+    "numpy's generator": (
+        lambda batch: {"id": np.random.permutation(batch["id"])},
+        "map_batch: draws from numpy.random, which no seed",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", sorted(ON_BATCHES))
+def test_a_function_of_batches_is_checked_like_any_other(what: str) -> None:
+    function, words = ON_BATCHES[what]
+
+    def batches(made: Pipeline) -> Pipeline:
+        return made.map_batch(lambda batch: {"id": batch["id"][::-1]}).map_batch(function)
+
+    made = batches(pipeline(lambda p: p))
+    with pytest.warns(UserWarning, match=words):
+        next(iter(made))
+    made.close()
+    report = batches(pipeline(lambda p: p)).validate()
+    assert [finding.operator for finding in report.findings] == ["map_batch"]
+    assert re.search(words, str(report))
+    assert report.checked == ("map_batch", "map_batch")
+
+
+def test_a_function_of_batches_gets_the_batches_that_the_one_before_left() -> None:
+    seen: list[list[int]] = []
+
+    def halved(batch: Any) -> Any:
+        return {"id": batch["id"][:2]} if batch.first_record else None
+
+    def look(batch: Any) -> None:
+        seen.append(batch["id"].tolist())
+
+    made = pipeline(lambda p: p).map_batch(halved).map_batch(look)
+    assert made.validate(strict=True).ok
+    assert seen
+    assert {len(ids) for ids in seen} == {2}
+
+
 def test_the_company_of_records_may_matter_where_the_operator_says_so() -> None:
     assert warned(lambda p: p.add_op("sized", process_many=sized, batch_shape_sensitive=True)) == []
 

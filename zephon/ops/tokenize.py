@@ -80,6 +80,12 @@ class Tokenize(Stateless):
         if given is not None:
             if type(given) is not int or not 0 <= given < 2**31:
                 raise SettingError(f"tokenize: {which}_token_id={given!r}: must be a whole number from 0 to 2147483647")
+            size = self.tokenizer_source.vocabulary_size
+            if size is not None and given >= size:
+                raise SettingError(
+                    f"tokenize: {which}_token_id={given}: beyond the vocabulary of tokenizer "
+                    f"{self.tokenizer_source.where}, whose ids are 0 to {size - 1}"
+                )
             return given
         found = self.tokenizer_source.special_id(which)
         if found is None:

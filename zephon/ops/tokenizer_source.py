@@ -30,6 +30,8 @@ _USUAL_NAMES = {
     ),
 }  # fmt: skip
 
+_ANSWER_SECONDS = 5.0
+
 
 @dataclass(frozen=True)
 class JsonTokenizer:
@@ -56,11 +58,22 @@ class JsonTokenizer:
         """The id of the token that begins ("bos") or ends ("eos") a document, if it can be told."""
         if which in self.ids:
             return self.ids[which]
-        data = json.loads(self.text)
-        known = _vocabulary(data.get("model") or {})
-        known.update({t["content"]: t["id"] for t in data.get("added_tokens") or ()})
+        known = self._vocabulary()
         names = (self.named[which],) if which in self.named else ()
         return next((known[name] for name in (*names, *_USUAL_NAMES[which]) if name in known), None)
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """One more than the largest id; None if the ids are not known."""
+        return max(self._vocabulary().values(), default=-1) + 1 or None
+
+    def _vocabulary(self) -> dict[str, int]:
+        """Each token's id."""
+        data = json.loads(self.text)
+        vocab = (data.get("model") or {}).get("vocab") or {}
+        if isinstance(vocab, list):
+            vocab = {piece[0]: number for number, piece in enumerate(vocab)}
+        return {**vocab, **{token["content"]: token["id"] for token in data.get("added_tokens") or ()}}
 
     def decoder(self) -> Callable[[list[int]], str] | None:
         """What makes text of token ids, special tokens shown; None if the tokenizer cannot."""
@@ -80,6 +93,16 @@ class OwnTokenizer:
     @property
     def digest(self) -> str:
         return digest_of(self.tokenizer)
+
+    @property
+    def vocabulary_size(self) -> int | None:
+        """One more than the largest id, where the object says so: by its length, or `n_vocab`."""
+        size: Any
+        try:
+            size = len(self.tokenizer)
+        except Exception:
+            size = getattr(self.tokenizer, "n_vocab", None)
+        return size if type(size) is int and size > 0 else None
 
     def special_id(self, which: str) -> int | None:
         names = ("bos_token_id", "bos_id") if which == "bos" else ("eos_token_id", "eos_id", "eot_token")
@@ -143,13 +166,12 @@ def _from_id(name: str) -> JsonTokenizer:
 
 def _from_hub(name: str) -> JsonTokenizer:
     try:
-        import huggingface_hub as hub
-        from huggingface_hub.errors import EntryNotFoundError
-
-        text = _read(Path(hub.hf_hub_download(name, "tokenizer.json")))
+        text = _read(_hub_file(name, "tokenizer.json"))
         try:
-            named = _configured(Path(hub.hf_hub_download(name, "tokenizer_config.json")))
-        except EntryNotFoundError:
+            named = _configured(_hub_file(name, "tokenizer_config.json"))
+        except TokenizerError:
+            raise
+        except Exception:  # there is none, or none here, where the tokenizer itself lay in the hub's cache
             named = {}
     except TokenizerError:
         raise
@@ -159,6 +181,15 @@ def _from_hub(name: str) -> JsonTokenizer:
             f"({type(error).__name__}: {error}). Download its tokenizer.json and give that path"
         ) from error
     return _checked(text, f"{name} (hub)", named=named)
+
+
+def _hub_file(name: str, file: str) -> Path:
+    """A file out of the hub's cache, or fetched, once the hub has answered: a download tries for half a minute."""
+    import huggingface_hub as hub
+
+    if hub.try_to_load_from_cache(name, file) is None:
+        hub.get_hf_file_metadata(hub.hf_hub_url(name, file), timeout=_ANSWER_SECONDS)
+    return Path(hub.hf_hub_download(name, file))
 
 
 def _read(path: Path) -> str:
@@ -197,10 +228,3 @@ def _configured(path: Path) -> dict[str, str]:
         if isinstance(token, str):
             named[which] = token
     return named
-
-
-def _vocabulary(model: dict[str, Any]) -> dict[str, int]:
-    vocab = model.get("vocab")
-    if isinstance(vocab, list):
-        return {piece[0]: number for number, piece in enumerate(vocab)}
-    return dict(vocab or {})

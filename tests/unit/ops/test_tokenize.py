@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import pickle
+import shutil
+import socket
 from collections.abc import Callable
 from itertools import chain, pairwise
 from pathlib import Path
@@ -219,15 +221,36 @@ def test_a_path_that_does_not_exist_is_named(tmp_path: Path) -> None:
         Tokenize(tokenizer_id=tmp_path / "no.json", field="text")
 
 
-def test_a_hub_name_that_cannot_be_fetched_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_that_cannot_be_fetched_says_so_without_a_download_that_tries_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound and not listening: whoever connects is refused
+        url = f"http://127.0.0.1:{nobody.getsockname()[1]}/tokenizer.json"
+        monkeypatch.setattr(hub, "hf_hub_url", lambda *_: url)
+        monkeypatch.setattr(hub, "hf_hub_download", lambda *_: pytest.fail("a download was tried"))
+        with pytest.raises(TokenizerError, match="fetching it from the hub failed .Connect.*give that path"):
+            Tokenize(tokenizer_id="somebody/something", field="text")
+
+
+def test_a_tokenizer_in_the_hubs_cache_is_used_where_the_hub_cannot_be_reached(
+    tokenizer_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub = pytest.importorskip("huggingface_hub")
 
     def offline(*_: Any, **__: Any) -> None:
         raise ConnectionError("no network")
 
-    monkeypatch.setattr(hub, "hf_hub_download", offline)
-    with pytest.raises(TokenizerError, match="fetching it from the hub failed .ConnectionError: no network"):
-        Tokenize(tokenizer_id="somebody/something", field="text")
+    def cached(name: str, file: str) -> str | None:
+        return str(tokenizer_file) if file == "tokenizer.json" else None
+
+    monkeypatch.setattr(hub, "get_hf_file_metadata", offline)
+    monkeypatch.setattr(hub, "try_to_load_from_cache", cached)
+    monkeypatch.setattr(hub, "hf_hub_download", cached)
+    shutil.copy(tokenizer_file, tmp_path / "tokenizer.json")
+    here = Tokenize(tokenizer_id=tmp_path, field="text").describe()
+    assert Tokenize(tokenizer_id="somebody/something", field="text").describe() == here
 
 
 ROWS: list[tuple[dict[str, Any], str]] = [
@@ -290,6 +313,16 @@ def test_text_whose_column_is_a_slice_is_read_from_the_right_place(tokenizer_fil
     assert ids_of(operator.process(block, Faults())) == ids_of(operator.process(whole, Faults()))
 
 
+def test_an_id_beyond_the_vocabulary_of_an_own_tokenizer_is_refused_where_its_size_is_known() -> None:
+    class Sized(Letters):
+        n_vocab = 300
+
+    assert Tokenize(Letters(), field="text", bos_token_id=300).describe()["bos_token_id"] == 300
+    assert Tokenize(Sized(), field="text", bos_token_id=299).describe()["bos_token_id"] == 299
+    with pytest.raises(SettingError, match="bos_token_id=300: beyond the vocabulary of tokenizer the Sized object"):
+        Tokenize(Sized(), field="text", bos_token_id=300)
+
+
 class Letters:
     """A user's own tokenizer."""
 
@@ -350,6 +383,7 @@ def test_truncation_beside_splitting_warns_that_it_has_no_effect(tokenizer_file:
         ({"split_long_samples": True}, "needs max_length"),
         ({"bos_token_id": -1}, "bos_token_id=-1"),
         ({"eos_token_id": True}, "eos_token_id=True"),
+        ({"eos_token_id": 10**6}, r"eos_token_id=1000000: beyond the vocabulary of tokenizer .*ids are 0 to \d+"),
         ({"tokenizer_id": None}, "give one of tokenizer"),
         ({"tokenizer": Letters()}, "give one of tokenizer"),
         ({"tokenizer": object(), "tokenizer_id": None}, "must have encode"),
