@@ -36,12 +36,12 @@ def _used() -> float:
 
 
 def cpu_seconds(pids: Iterable[int]) -> float:
-    """Seconds of processor time that those processes have used so far."""
-    ticks = 0
+    """Seconds of processor time that the threads of those processes have used so far, to the nanosecond."""
+    spent = 0
     for pid in pids:
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                spent += int(Path(task, "schedstat").read_text().split()[0])
+        except OSError:  # it has ended
             continue
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / _TICK
+    return spent / 1e9
