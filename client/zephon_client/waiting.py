@@ -21,6 +21,9 @@ from zephon_client.feed import Feed
 _OTHER_RANKS = re.compile(r"to attach|\bgroups? \[?\d")
 """How the engine's reasons name groups or ranks that are missing."""
 
+_ELSEWHERE = "of another group"
+"""How they name a lane that this rank does not read."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -99,6 +102,8 @@ class Waiting:
         reason = self._engine or self._feed.reason or f"lane {self._lane} waits for its next batch"
         if self._feed.stall and not self._engine:
             reason += f". {self._feed.stall}"
+        elif _ELSEWHERE in reason and (told := self._ask()):  # which may be in another engine
+            reason += f". {told[0].upper()}{told[1:]}"
         text = f"nothing has moved for {self._stalled:.0f} s: {reason}"
         if _OTHER_RANKS.search(reason):
             return TopologyError(

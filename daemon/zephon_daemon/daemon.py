@@ -576,7 +576,7 @@ class Daemon:
         whole = composed(found) if found else None
         self._rates.add(whole or {}, time.monotonic(), engines)
         states = dict.fromkeys(each["state"] for each in engines if each["engine"] not in found)
-        stalls = [f"{seat.label} {state}".strip() for seat in self._seats if (state := seat.watch.state())]
+        stalls = [seat.named(state) for seat in self._seats if (state := seat.watch.state())]
         processes = {name: pid for seat in self._seats for name, pid in seat.supervision.pids.items()}
         sessions = self._sessions.report()
         for client in sessions["clients"]:

@@ -87,6 +87,10 @@ class EngineSeat:
         box.close()
         return work
 
+    def named(self, text: str) -> str:
+        """What is said of the engine, with its number where there are several."""
+        return f"{text} (engine {self.label})" if self.label else text
+
     def report(self, state: str) -> dict[str, Any]:
         """For `zephon progress`."""
         pid = self.supervision.engine_pid

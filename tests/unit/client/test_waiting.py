@@ -89,3 +89,14 @@ def test_a_stall_that_is_past_when_a_wait_begins_is_not_told(feed: SilentFeed) -
     feed.says("lane 3 waits for reading", "lane 3 is stalled: worker 2")
     _, said, _ = wait(feed, lambda: "", heard=lambda: feed.says("lane 3 waits for reading") if feed.now >= 1 else None)
     assert not [each for each in said if "stalled" in each]
+
+
+def test_of_a_lane_in_another_engine_that_hangs_the_daemon_says_so(feed: SilentFeed) -> None:
+    def heard() -> None:
+        feed.says("lane 3 waits for lane 5 of another group")
+
+    error, said, seconds = wait(feed, lambda: "the engine has not answered for 58 s (engine 1)", heard=heard)
+    assert isinstance(error, RunFailed)
+    assert seconds == 60.0
+    assert said == ["no batch for 10 s: lane 3 waits for lane 5 of another group"]
+    assert "lane 5 of another group. The engine has not answered for 58 s (engine 1)" in str(error)
