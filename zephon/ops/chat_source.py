@@ -10,7 +10,6 @@ A tokenizer named on the hub is looked up there, or in the hub's cache where the
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from zephon.errors import SettingError, TokenizerError
+from zephon.ops.tokenizer_source import content, read_object
 
 STANDARD_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 FILES = (
@@ -104,7 +104,7 @@ def _fetched(name: str) -> Path:
 
 
 def _of_folder(folder: Path) -> _Brought:
-    config = _json(folder / "tokenizer_config.json")
+    config = read_object(folder / "tokenizer_config.json")
     files = {"default": folder / "chat_template.jinja"} if (folder / "chat_template.jinja").exists() else {}
     files.update({path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))})
     if files:
@@ -114,14 +114,14 @@ def _of_folder(folder: Path) -> _Brought:
         templates = dict(_by_name(config.get("chat_template"), f"{where}: chat_template"))
         legacy = folder / "chat_template.json"
         if not templates and legacy.exists():
-            templates = dict(_by_name(_json(legacy).get("chat_template"), f"{legacy}: chat_template"))
+            templates = dict(_by_name(read_object(legacy).get("chat_template"), f"{legacy}: chat_template"))
     known = dict(config)
     if "added_tokens_decoder" not in config:  # older folders keep their special tokens in a file of their own
-        known.update(_json(folder / "special_tokens_map.json"))
+        known.update(read_object(folder / "special_tokens_map.json"))
     extra = known.get("extra_special_tokens")
     known.update(extra if isinstance(extra, dict) else {})
-    named = {name: _content(value) for name, value in known.items() if name.endswith("_token")}
-    named.update({name: _content(value) for name, value in extra.items()} if isinstance(extra, dict) else {})
+    named = {name: content(value) for name, value in known.items() if name.endswith("_token")}
+    named.update({name: content(value) for name, value in extra.items()} if isinstance(extra, dict) else {})
     return _Brought(templates, {name: token for name, token in named.items() if token is not None})
 
 
@@ -136,23 +136,6 @@ def _by_name(found: Any, where: str) -> Mapping[str, str]:
     if isinstance(found, dict) and all(type(k) is str and type(v) is str for k, v in found.items()):
         return found
     raise TokenizerError(f"{where}: expected a template, or several by name, found {type(found).__name__}")
-
-
-def _content(value: Any) -> str | None:
-    value = value.get("content") if isinstance(value, dict) else value
-    return value if isinstance(value, str) else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(_read(path))
-    except ValueError as error:
-        raise TokenizerError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise TokenizerError(f"{path}: expected an object, found {type(found).__name__}")
-    return found
 
 
 def _read(path: Path) -> str:

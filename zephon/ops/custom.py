@@ -30,7 +30,7 @@ from zephon.ops.base import Faults, Operator, Stateless, WindowKey, said
 from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator, groups_of
 from zephon.ops.interrupts import is_interrupt
-from zephon.ops.records import block_of, call, records_of, wrong_records
+from zephon.ops.records import block_of, call, records_of, tried, wrong_records
 from zephon.randomness import Draws, begin_again, drawing
 from zephon.types import SampleRecord
 
@@ -175,22 +175,14 @@ class Driven:
         with self._starting:
             if self._live is None:
                 made = copy.copy(self.op)
-                self._tried("setup", made.setup, OpContext(self.name))
+                tried(f"{self.name}: setup", made.setup, OpContext(self.name))
                 self._live = made
             return self._live
 
     def end(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            self._tried("teardown", live.teardown)
-
-    def _tried(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return call(function, *arguments)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            raise RunFailed(f"{self.name}: {what} failed: {said(error)}") from error
+            tried(f"{self.name}: teardown", live.teardown)
 
     def processed(self, op: BaseOp, records: Records, again: Callable[[int], SampleRecord], faults: Faults) -> Records:
         """What `process_many` makes of a group, without its bad records. `again(i)` is record `i` as it was."""
@@ -280,7 +272,7 @@ class CustomStateful(Driven, Divided):
         if self.traits.requires_serial_state:
             op = self._for_a_window(op)
         ctx = OpContext(self.name, key.seed, key.epoch, key.lane, key.chunk)
-        holding = self._tried("accumulator", lambda: op.accumulator(deterministic=True, ctx=ctx))
+        holding = tried(f"{self.name}: accumulator", lambda: op.accumulator(deterministic=True, ctx=ctx))
         if not isinstance(holding, Accumulator):
             raise RunFailed(
                 f"{self.name}: accumulator returned {type(holding).__name__}, expected a zephon.ops.Accumulator"
@@ -328,12 +320,7 @@ class _Window(GroupedAccumulator):
 
     def _groups(self, what: str, function: Callable[[], Any], where: str) -> list[Records]:
         name = self._operator.name
-        try:
-            groups = call(function)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            raise RunFailed(f"{name}: {where}: {what} failed: {said(error)}") from error
+        groups = tried(f"{name}: {where}: {what}", function)
         if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
             raise RunFailed(f"{name}: {where}: {what} returned {type(groups).__name__}, expected a list of lists")
         return groups

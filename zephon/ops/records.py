@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from zephon.columns import HIDDEN, MISSING, Block, Column, Fixed, Objects, Ragged, Text, column_of
+from zephon.errors import RunFailed
 from zephon.ops.base import Faults, said
+from zephon.ops.interrupts import is_interrupt
 from zephon.ops.token_fields import AUTO, SAMPLE_TOKENS
 from zephon.randomness import LINEAGE
 from zephon.types import SampleMeta, SampleRecord
@@ -149,6 +151,16 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except StopIteration as error:
         raise RuntimeError("the function raised StopIteration") from error
+
+
+def tried(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """A call that must not fail, as it would leave a state that nobody knows: raises `RunFailed`, which says `what`."""
+    try:
+        return call(function, *arguments)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        raise RunFailed(f"{what} failed: {said(error)}") from error
 
 
 def sendable(block: Block, operator: str | None, faults: Faults) -> Block:

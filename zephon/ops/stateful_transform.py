@@ -23,8 +23,7 @@ from zephon.ops.base import Accumulator, Faults, WindowKey, said
 from zephon.ops.custom import lane_of, of_group
 from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator
-from zephon.ops.interrupts import is_interrupt
-from zephon.ops.records import block_of, call, records_of, wrong_records
+from zephon.ops.records import block_of, call, records_of, tried, wrong_records
 from zephon.randomness import Draws, drawing
 from zephon.types import SampleRecord
 
@@ -109,12 +108,7 @@ class StatefulTransform(Divided):
 
     def guarded(self, what: str, where: str, function: Callable[..., Any], *arguments: Any) -> Any:
         """A call of a user's function. One that fails leaves a state that nobody knows, so it ends the run."""
-        try:
-            return call(function, *arguments)
-        except BaseException as error:
-            if is_interrupt(error):
-                raise
-            raise RunFailed(f"{self.name}: {where}: {what} failed: {said(error)}") from error
+        return tried(f"{self.name}: {where}: {what}", function, *arguments)
 
     def _tried(self, what: str, act: Callable[[], Any]) -> Any:
         try:

@@ -215,16 +215,25 @@ def _checked(
 
 def _configured(path: Path) -> dict[str, str]:
     """The bos and eos tokens that a `tokenizer_config.json` names, if there is one."""
+    data = read_object(path)
+    found = {which: content(data.get(f"{which}_token")) for which in ("bos", "eos")}
+    return {which: token for which, token in found.items() if token is not None}
+
+
+def content(token: Any) -> str | None:
+    """The text of a token as such files name it: itself, or an object that has it."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A file of JSON that holds an object; an empty one if there is no file. Raises TokenizerError, which names it."""
     if not path.exists():
         return {}
     try:
-        data = json.loads(_read(path))
+        found = json.loads(_read(path))
     except ValueError as error:
         raise TokenizerError(f"{path} is not valid JSON: {error}") from error
-    named = {}
-    for which in ("bos", "eos"):
-        token = data.get(f"{which}_token") if isinstance(data, dict) else None
-        token = token.get("content") if isinstance(token, dict) else token
-        if isinstance(token, str):
-            named[which] = token
-    return named
+    if not isinstance(found, dict):
+        raise TokenizerError(f"{path}: expected an object, found {type(found).__name__}")
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.ops.cuts import cuts_of
 from zephon.columns import Block, Text
 from zephon.errors import RecordError
 from zephon.ops.base import Faults
@@ -35,8 +35,7 @@ mixed = st.lists(pieces, max_size=12) | st.lists(pieces | st.text(max_size=3) | 
 @given(mixed, st.lists(st.integers(0, 12), max_size=4))
 def test_each_record_is_judged_by_its_own_bytes(values: list[Any], cuts: list[int]) -> None:
     block, faults = block_of(values), Faults("skip")
-    bounds = [0, *sorted(min(c, len(block)) for c in cuts), len(block)]
-    rows = [row for a, b in pairwise(bounds) for row in DecodeText().process(block.slice(a, b), faults).to_rows()]
+    rows = [row for part in cuts_of(block, cuts) for row in DecodeText().process(part, faults).to_rows()]
     good = [(i, v) for i, v in enumerate(values) if type(v) is not bytes or is_text(v)]
     assert rows == [{"id": i, "raw": v.decode() if type(v) is bytes else v} for i, v in good]
     assert faults.skipped == len(values) - len(good)

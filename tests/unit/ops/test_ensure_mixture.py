@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.ops.test_pack_flat import KEY, cuts_of, run
+from tests.unit.ops.cuts import cuts_of
+from tests.unit.ops.test_pack_flat import KEY, run
 from zephon import Dataset, InMemoryShard, MixtureSchedule, MixtureSpec, Pipeline, StaticMixtureWorkSource
 from zephon.columns import Block, Column, Fixed, Objects, Ragged
 from zephon.errors import RecordError, SettingError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zephon.columns import Block, canonical
+from tests.unit.ops.cuts import assert_cuts_do_not_show
+from zephon.columns import Block
 from zephon.errors import RecordError, SettingError
 from zephon.ops.base import Faults
 from zephon.ops.expand_chat import ExpandChat
@@ -48,13 +48,7 @@ def test_each_turn_comes_once_with_all_before_it_and_the_other_fields_repeated(d
 @given(conversations, st.lists(st.integers(0, 6), max_size=3))
 def test_records_come_out_the_same_however_they_are_cut_into_blocks(drawn: list[list[str]], cuts: list[int]) -> None:
     block = block_of([said(who) if at % 4 else 17 for at, who in enumerate(drawn)])
-    bounds = [0, *sorted(min(cut, len(block)) for cut in cuts), len(block)]
-    one, many = Faults("skip"), Faults("skip")
-    whole = ExpandChat().process(block, one)
-    cut = Block.concat([ExpandChat().process(block.slice(a, b), many) for a, b in pairwise(bounds)])
-    assert canonical(cut).to_rows() == canonical(whole).to_rows()
-    assert cut.samples.tolist() == whole.samples.tolist()
-    assert (one.reports, one.skipped, one.counters) == (many.reports, many.skipped, many.counters)
+    assert_cuts_do_not_show(ExpandChat(), block, cuts)
 
 
 def test_speakers_count_as_roles_and_messages_stay_as_they_are() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.benchmarks.corpus import SEED, SPREAD, TOKENS_A_DOCUMENT
+from tests.unit.ops.cuts import cuts_of
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.columns import Block, Column, Fixed, Objects, Ragged, canonical
 from zephon.errors import RecordError, SettingError
@@ -35,11 +36,6 @@ def block_of(documents: list[list[int]], first: int = 0, dtype: Any = np.int32, 
     values = np.array(list(chain.from_iterable(documents)), dtype)
     samples = np.array([((first + i) % 3, 0, first + i) for i in range(len(documents))], np.int64).reshape(-1, 3)
     return Block({field: Ragged(values, offsets)}, samples)
-
-
-def cuts_of(block: Block, cuts: list[int]) -> list[Block]:
-    bounds = [0, *sorted(min(c, len(block)) for c in cuts), len(block)]
-    return [block.slice(a, b) for a, b in pairwise(bounds)]
 
 
 def run(accumulator: Accumulator, blocks: list[Block], faults: Faults | None = None) -> Block:

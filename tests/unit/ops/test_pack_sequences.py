@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.ops.test_pack_flat import KEY, block_of, cuts_of, documents, run
+from tests.unit.ops.cuts import cuts_of
+from tests.unit.ops.test_pack_flat import KEY, block_of, documents, run
 from zephon.columns import Block
 from zephon.errors import RecordError, SettingError
 from zephon.ops.base import Faults

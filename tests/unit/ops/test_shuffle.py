@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit.ops.cuts import cuts_of
 from zephon.columns import Block
 from zephon.errors import SettingError
 from zephon.ops.base import Accumulator, Faults, WindowKey
@@ -31,11 +32,6 @@ def block_of(count: int, value: Any = VALUES[0], odd: bool = False) -> Block:
     if odd and count > 3:
         rows[3] = {"id": "three"}
     return Block.from_rows(rows, np.array([(0, 1, i) for i in range(count)], np.int64).reshape(-1, 3))
-
-
-def cuts_of(block: Block, cuts: list[int]) -> list[Block]:
-    bounds = [0, *sorted(min(c, len(block)) for c in cuts), len(block)]
-    return [block.slice(a, b) for a, b in pairwise(bounds)]
 
 
 def run(accumulator: Accumulator, blocks: list[Block]) -> list[Any]:

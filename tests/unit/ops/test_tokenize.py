@@ -10,7 +10,7 @@ import pickle
 import shutil
 import socket
 from collections.abc import Callable
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from zephon.columns import Block, Ragged, Text, canonical
+from tests.unit.ops.cuts import assert_cuts_do_not_show
+from zephon.columns import Block, Ragged, Text
 from zephon.errors import RecordError, SettingError, TokenizerError
 from zephon.ops import tokenizer_backend
 from zephon.ops.base import Faults
@@ -99,14 +100,7 @@ def test_records_come_out_the_same_however_they_are_cut_into_blocks(
     operator = made(
         tokenizer_file, max_length=4, truncation=not split, split_long_samples=split, preserve_upstream_payload=preserve
     )
-    block = block_of(values)
-    bounds = [0, *sorted(min(c, len(block)) for c in cuts), len(block)]
-    one, many = Faults("skip"), Faults("skip")
-    whole = operator.process(block, one)
-    cut = Block.concat([operator.process(block.slice(a, b), many) for a, b in pairwise(bounds)])
-    assert repr(canonical(cut).to_rows()) == repr(canonical(whole).to_rows())
-    assert cut.samples.tolist() == whole.samples.tolist()
-    assert one.reports == many.reports
+    assert_cuts_do_not_show(operator, block_of(values), cuts)
 
 
 @shared

@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -25,8 +24,9 @@ from hypothesis import strategies as st
 
 from tests.chat_templates import BOS, DATED, EOS, MARKED, trained, unmarked
 from tests.corpora import write_parquet
+from tests.unit.ops.cuts import assert_cuts_do_not_show
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
-from zephon.columns import Block, Ragged, canonical
+from zephon.columns import Block, Ragged
 from zephon.errors import RecordError, SettingError, TokenizerError
 from zephon.frontiers import Frontier
 from zephon.ops import chat_encoding
@@ -96,14 +96,7 @@ def test_records_come_out_the_same_however_they_are_cut_into_blocks(
     drawn: list[Any], cuts: list[int], limit: int | None, preserve: bool
 ) -> None:
     operator = made("bytes-nfc", max_length=limit, preserve_upstream_payload=preserve)
-    block = block_of(drawn)
-    bounds = [0, *sorted(min(cut, len(block)) for cut in cuts), len(block)]
-    one, many = Faults("skip"), Faults("skip")
-    whole = operator.process(block, one)
-    cut = Block.concat([operator.process(block.slice(a, b), many) for a, b in pairwise(bounds)])
-    assert repr(canonical(cut).to_rows()) == repr(canonical(whole).to_rows())
-    assert cut.samples.tolist() == whole.samples.tolist()
-    assert (one.reports, one.skipped, one.counters) == (many.reports, many.skipped, many.counters)
+    assert_cuts_do_not_show(operator, block_of(drawn), cuts)
 
 
 @given(values, st.sampled_from([1, 9, 14, 15, 16, 20, 25, 40]))
