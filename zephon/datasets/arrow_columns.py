@@ -3,6 +3,9 @@
 Numbers, booleans, text, bytes and flat lists of numbers become views of Arrow's own memory. Everything else becomes
 Python objects. A record's value has the same type whether or not others beside it are null: a null is None, the rest
 is what the column would hold without it.
+
+Offsets of 32 bits are widened here. Arrow's `cast` would do that too, but copy the values as well, and load all of
+`pyarrow.compute`, 4 MiB for each worker.
 """
 
 from __future__ import annotations
@@ -29,14 +32,15 @@ def column_from_arrow(array: pa.Array) -> tuple[Column, dict[int, str]]:
         return Fixed(array.to_numpy(zero_copy_only=True)), {}
     if pt.is_boolean(kind):
         return Fixed(array.to_numpy(zero_copy_only=False)), {}
-    if pt.is_large_string(kind) or pt.is_large_binary(kind):
+    text = pt.is_string(kind) or pt.is_large_string(kind)
+    if text or pt.is_binary(kind) or pt.is_large_binary(kind):
         data, offsets = array.buffers()[2], _offsets(array)
         values = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-        if pt.is_large_binary(kind):
+        if not text:
             return Bytes(values, offsets), {}
-        text = Text(values, offsets)
-        return text, _bad_text(array, text)
-    if pt.is_large_list(kind) and _is_number(kind.value_type):
+        column = Text(values, offsets)
+        return column, _bad_text(array, column)
+    if _is_list(kind) and _is_number(kind.value_type):
         flat, offsets = array.flatten(), _offsets(array)
         if not flat.null_count:
             return Ragged(flat.to_numpy(zero_copy_only=True), offsets - offsets[0]), {}
@@ -54,11 +58,11 @@ def _plain(array: pa.Array) -> pa.Array:
     kind = array.type
     if pt.is_dictionary(kind):
         return _plain(array.dictionary_decode())
-    if pt.is_string(kind) or _is(kind, "is_string_view"):
+    if _is(kind, "is_string_view"):
         return array.cast(pa.large_string())
-    if pt.is_binary(kind) or pt.is_fixed_size_binary(kind) or _is(kind, "is_binary_view"):
+    if pt.is_fixed_size_binary(kind) or _is(kind, "is_binary_view"):
         return array.cast(pa.large_binary())
-    if pt.is_list(kind) or _is(kind, "is_list_view") or _is(kind, "is_large_list_view"):
+    if _is(kind, "is_list_view") or _is(kind, "is_large_list_view"):
         return array.cast(pa.large_list(kind.value_field))
     if pt.is_timestamp(kind) and kind.unit == "ns":  # Python's datetime ends at microseconds
         return array.cast(pa.timestamp("us", kind.tz), safe=False)
@@ -79,9 +83,15 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pt.is_integer(kind) or pt.is_floating(kind))
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pt.is_list(kind) or pt.is_large_list(kind))
+
+
 def _offsets(array: pa.Array) -> IntArray:
-    offsets: IntArray = np.frombuffer(array.buffers()[1], np.int64)[array.offset : array.offset + len(array) + 1]
-    return offsets
+    kind = array.type
+    wide = pt.is_large_string(kind) or pt.is_large_binary(kind) or pt.is_large_list(kind)
+    own = np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
+    return own[array.offset : array.offset + len(array) + 1].astype(np.int64, copy=False)
 
 
 def _with_nulls(array: pa.Array) -> tuple[Column, dict[int, str]]:
@@ -114,7 +124,7 @@ def _bad_text(array: pa.Array, text: Text) -> dict[int, str]:
 
 
 def _objects(array: pa.Array) -> tuple[Column, dict[int, str]]:
-    lists = pt.is_large_list(array.type) or pt.is_fixed_size_list(array.type)
+    lists = _is_list(array.type) or pt.is_fixed_size_list(array.type)
     if lists and _is_number(array.type.value_type):  # some elements are null: only those records are lists
         each = [scalar.values for scalar in array]
         return Objects([v.to_pylist() if v.null_count else v.to_numpy(zero_copy_only=True) for v in each]), {}
