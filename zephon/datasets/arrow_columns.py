@@ -41,7 +41,8 @@ def column_from_arrow(array: pa.Array) -> tuple[Column, dict[int, str]]:
         column = Text(values, offsets)
         return column, _bad_text(array, column)
     if _is_list(kind) and _is_number(kind.value_type):
-        flat, offsets = array.flatten(), _offsets(array)
+        offsets = _offsets(array)
+        flat = array.values.slice(int(offsets[0]), int(offsets[-1] - offsets[0]))  # `flatten` is a compute function
         if not flat.null_count:
             return Ragged(flat.to_numpy(zero_copy_only=True), offsets - offsets[0]), {}
     if pt.is_fixed_size_list(kind) and _is_number(kind.value_type):
