@@ -46,7 +46,8 @@ class Others:
         self._said: dict[tuple[int, int], int] = {}
         self._tried: dict[tuple[int, int], tuple[int, bool]] = {}
         self._begun = self._told_begun = -1
-        self._urgent, self._since = False, 0.0
+        self._urgent = False
+        self._since: float | None = None
         self._announced: list[Announced] = []
         self._new_totals: list[LaneTotal] = []
         self._released: list[Released] = []
@@ -57,7 +58,8 @@ class Others:
         """Seconds until something is to be told; not above 0: now; for ever where there is nothing."""
         if not (self._urgent or self._announced or self._reached or self._barren):
             return math.inf
-        self._since = self._since or now
+        if self._since is None:
+            self._since = now
         return 0.0 if self._urgent else self._since + TELL_SECONDS - now
 
     def take(self, run: int) -> LanesTold | None:
@@ -75,7 +77,7 @@ class Others:
         )
         self._told_begun = self._begun
         self._said.update(self._reached)
-        self._urgent, self._since = False, 0.0
+        self._urgent, self._since = False, None
         self._announced, self._new_totals, self._released, self._reached, self._barren = [], [], [], {}, {}
         return told
 
