@@ -262,7 +262,9 @@ def _positive(text: str) -> int:
 
 
 def _engines(text: str) -> int | None:
-    return None if text == "auto" else _positive(text)
+    if text != "auto" and (not text.isdecimal() or int(text) < 1):
+        raise argparse.ArgumentTypeError(f"{text!r}: a whole number from 1 is expected, or auto")
+    return None if text == "auto" else int(text)
 
 
 def _seconds(text: str) -> float:

@@ -132,7 +132,10 @@ def test_four_engines_that_die_one_after_the_other_give_the_reference(recipe: st
         ledger.check()
 
 
-def test_more_engines_than_workers_are_refused(recipe: str) -> None:
-    with Daemon(recipe, workers=2, more=["--engines", "3"], ready=False) as daemon:
-        assert daemon.end() == 3
-        assert "engines=3: must be in 1..2" in daemon.errors
+@pytest.mark.parametrize(("given", "status", "said"), [
+    ("3", 3, "engines=3: must be in 1..2"), ("x", 2, "a whole number from 1 is expected, or auto"),
+])  # fmt: skip
+def test_numbers_of_engines_that_make_no_sense_are_refused(recipe: str, given: str, status: int, said: str) -> None:
+    with Daemon(recipe, workers=2, more=["--engines", given], ready=False) as daemon:
+        assert daemon.end() == status
+        assert said in daemon.errors
