@@ -51,7 +51,9 @@ class DataSettings:
 
 @dataclass(frozen=True)
 class Plan:
-    """A resolved run. `front` are the leading stateless operators, `back` the rest."""
+    """A resolved run. `front` are the leading stateless operators, `back` the rest, in parts where an operator runs in
+    two places.
+    """
 
     source: StaticMixtureWorkSource | CustomSource
     operators: tuple[Operator, ...]
