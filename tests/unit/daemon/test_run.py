@@ -297,7 +297,7 @@ def test_every_interleaving_delivers_the_reference_and_all_ranks_end_together(
 
 @given(
     seed=st.integers(0, 10**6),
-    rounds=st.integers(1, 8),
+    rounds=st.integers(1, 7),  # with a stage that drops records the epoch has eight
     shuffle=st.sampled_from([0, 5]),
     dp=st.sampled_from([1, 2, 6]),
     stages=st.sampled_from([0, 1, 2]),
