@@ -144,9 +144,11 @@ def test_a_device_gets_every_batch_as_any_rank_would(
 
 def test_the_next_batch_is_on_its_way_before_it_is_asked_for(make_peer: Make, on: Callable[..., Any]) -> None:
     device = LazyDevice()
-    loader = on(device, make_peer(lanes=2, microbatch=2))
+    peer = make_peer(lanes=2, microbatch=2, slots=4)
+    loader = on(device, peer)
     loader._begun()
-    loader.progress()  # all that fits the rings has been sent
+    peer.until(lambda: peer.heard(p.Begin))
+    peer.do(lambda: None)  # what it did on hearing that is done: all that fits the rings has been sent
     for number in range(6):
         batch = next(loader)
         assert device.started == number + 2
