@@ -107,7 +107,9 @@ class _Measure:
     def _cut(self, found: _Delivered) -> Fingerprint | None:
         """Records that the measure has in other batches: lanes that catch up at an epoch's end are cut elsewhere."""
         lane = [each for each in self.stream if (each.epoch, each.lane) == (found.epoch, found.lane) and each.records]
-        if not lane or found.end > lane[-1].end or any(each.records != len(each.batch) for each in lane):
+        if not found.records or not lane or found.end > lane[-1].end:
+            return None
+        if any(each.records != len(each.batch) for each in lane):
             return None
         low = found.first - lane[0].first
         block = canonical(Block.concat([each.batch.block for each in lane]).slice(low, low + found.records))

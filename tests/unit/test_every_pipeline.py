@@ -60,7 +60,7 @@ def test_every_ordered_pair_of_operators_resumes_exactly_in_a_chain(names: list[
     resumes(data.draw(chains(names)), batches=4, follow=2, rows=(60, 42))
 
 
-@examples(15)
+@examples(10)
 @given(chains(), surroundings(), st.sampled_from(["inline", "threads"]))
 def test_any_chain_of_operators_resumes_exactly(chain: Chain, around: dict[str, Any], runner: str) -> None:
     resumes(chain, runner, **around)
