@@ -28,7 +28,7 @@ from zephon.plan import Plan
 from zephon.transport.protocol import Announced, LanesTold, LaneTotal, Released
 from zephon.transport.statement import EPOCHS_STATED
 
-TELL_SECONDS = 0.02
+TELL_SECONDS = 0.05
 ANNOUNCEMENTS_KEPT = 64
 """Windows of a lane that are told to readers who come later."""
 

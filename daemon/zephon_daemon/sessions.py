@@ -215,10 +215,14 @@ class Sessions:
             )
             refused = self.run_refused(run.number, RecipeError.__name__, text, engine)
             return [ToEngine(EndRun(run.number), engine), *refused]
+        out: list[Instruction] = []
+        run.has.add(engine)
         if run.plan is None:
             run.plan, run.strategy = started.plan, started.strategy
-        run.has.add(engine)
-        return [*self._retry(now), *self._end_idle_runs()]
+            here = {c.engine for c in self.clients.values() if c.hello.pipeline == run.pipeline and not run.resumed}
+            for other in sorted((here & self._dealing.ready) - run.started):
+                out += self._start(run, other)  # as its groups are here, whose lanes the others' ends depend on
+        return [*out, *self._retry(now), *self._end_idle_runs()]
 
     def run_refused(self, number: int, kind: str, text: str, engine: int = 0) -> list[Instruction]:
         """An engine cannot start a run. Where another one has it, it goes on there."""

@@ -122,3 +122,15 @@ def test_a_run_that_one_engine_cannot_keep_has_failed_for_the_ranks_of_all() -> 
     assert (0, DropReader(ranks[0].client)) in scene.heard, "it comes back, and hears why"
     again = scene.welcome(0, 2, old=ranks[0])
     assert scene.last(scene.attach(again, stated=statement(0, 0))).kind == "RunFailed"
+
+
+def test_lanes_of_a_group_that_is_here_are_begun_before_its_ranks_attach_in_whatever_engine() -> None:
+    scene = Scene(engines=2)
+    first, second = (scene.welcome(group, 2) for group in range(2))
+    scene.attach(first)
+    scene.started(engine=0)
+    assert [(start.engine, start.message.groups) for start in scene.starts] == [(0, [0]), (1, [1])]
+    scene.started(engine=1)
+    scene.goodbye(second)
+    scene.goodbye(first)
+    assert [engine for engine, m in scene.heard if isinstance(m, EndRun)] == [0, 1]
