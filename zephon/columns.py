@@ -45,8 +45,8 @@ class _Missing:
 
 MISSING = _Missing()
 
-HIDDEN = "\0"
-"""What the names of fields begin with that operators keep for one another."""
+HIDDEN = "\0zephon "
+"""What the names of fields begin with that operators keep for one another: longer than what data may well have."""
 
 
 class Column(ABC):
