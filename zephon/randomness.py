@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zephon.columns import MISSING, Block
+from zephon.columns import HIDDEN, MISSING, Block
 from zephon.errors import RunFailed
 from zephon.permutations import mix
 
@@ -32,11 +32,11 @@ __all__ = ["generator"]
 Samples = Sequence[tuple[int, ...]]
 """Of one record: (dataset, shard, row) or (dataset, shard, row, place in the lane) each."""
 
-LINEAGE = "\0lineage"
+LINEAGE = HIDDEN + "lineage"
 """The hidden field that keeps a record's lineage between operators: a tuple of whole numbers."""
-PIECE = "\0piece"
+PIECE = HIDDEN + "piece"
 """A hidden field: which of the records made of one sample this is (`zephon.ops.numbering`)."""
-SEQUENCE = "\0sequence"
+SEQUENCE = HIDDEN + "sequence"
 """A hidden field: which packed record of the lane this is."""
 
 
