@@ -51,8 +51,6 @@ class LiveRun:
     """The operators that run in the engine, for the black box."""
     careful: bool = False
     """Whether the black box is to name the samples in work, too."""
-    told_left_out: bool = False
-    """Whether the log has, of one of its epochs, what the end leaves out."""
 
     waits: Waits = field(default_factory=Waits)
 
@@ -100,7 +98,6 @@ class LiveRun:
 
     def close(self) -> None:
         """The run is over."""
-        self._tell_left_out()
         if self.pool is not None:
             self.pool.close()
         for operator in self.run.plan.lane_by_lane:
@@ -115,18 +112,7 @@ class LiveRun:
         """Put the lanes' waits to account."""
         found = lane_waits(self.number, self.run, scheduler, oversight)
         self.waits.look({lane: (wait.cause, wait.moved) for lane, wait in found.items()}, now)
-        self._tell_left_out()
         return found
-
-    def _tell_left_out(self) -> None:
-        if self.told_left_out:
-            return
-        for epoch, records in sorted(self.run.left_out().items()):
-            if records:
-                self.told_left_out = True
-                said = "pipeline %r: epoch %d leaves out %d records that fill no round; progress has later ones"
-                _log.warning(said, self.name, epoch, records)
-                return
 
     def report(self, scheduler: Scheduler, oversight: Oversight, now: float) -> dict[str, Any]:
         """The run for `zephon progress`."""
