@@ -479,12 +479,11 @@ class Loader(Iterator[Batch]):
 
     def _check_alive(self) -> None:
         """Raises what ended the run. Batches that are already here were delivered before."""
-        feed = self._connection.feed
-        if feed.failed is not None:
-            failed = feed.failed
-            raise error_of(failed.kind, failed.text, failed.record) from raised_there(failed.trace)
-        if self._refused is not None:
+        if self._refused is not None:  # what its connection says after that is of its end
             raise self._refused
+        failed = self._connection.feed.failed
+        if failed is not None:
+            raise error_of(failed.kind, failed.text, failed.record) from raised_there(failed.trace)
 
 
 class _RestOfEpoch(Iterator[Batch]):
