@@ -165,7 +165,7 @@ def test_case_K2_few_sequences_end_at_the_same_step_dropped_or_with_empty_batche
         assert f"epoch 0 leaves out {ROWS[name] - records} records" in text({"engine": report})
     if name == "ten":
         explained = load_recipe(validation.recipe).pipeline().explain(dp_degree=3)
-        assert "leaving out 1 records of the incomplete last round" in explained
+        assert "leaving out 1 record of the incomplete last round" in explained
     assert not warned or any(warned in str(each.message) for each in said), [str(each.message) for each in said]
 
 

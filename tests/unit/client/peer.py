@@ -195,6 +195,7 @@ class Peer:
             os.eventfd_write(self._wake, 1)
             self._thread.join(10)
             assert not self._thread.is_alive()
+            os.close(self._wake)
 
     # The thread
 
@@ -229,7 +230,6 @@ class Peer:
         self._context.term()
         Path(self.path).unlink(missing_ok=True)
         self._selector.close()
-        os.close(self._wake)
 
     def _requests(self) -> None:
         while self._router.poll(0):
