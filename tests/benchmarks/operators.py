@@ -1,15 +1,19 @@
 """Stateful operators alone, in one process: their speed beside the bare loop, and how full packed sequences are.
 
 They get what a worker hands them: blocks of 512 documents of the corpus, int32 ids, two datasets in turn, in windows of
-16384 samples.
+16384 samples, in a process that keeps freed memory as an engine does.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,6 +27,7 @@ from zephon.ops.ensure_mixture import EnsureMixture
 from zephon.ops.pack_flat import PackFlat
 from zephon.ops.pack_sequences import PackSequences
 from zephon.ops.shuffle import Shuffle
+from zephon_daemon.pages import KEEP
 
 BLOCK, WINDOW = 512, 16_384
 TARGET = 50.0  # million tokens a CPU second
@@ -60,14 +65,10 @@ PACKINGS: dict[str, dict[str, object]] = {
 
 def speed(corpus: Corpus, scale: Scale) -> list[Row]:
     """Million tokens a CPU second of each stateful operator, beside a bare loop that lays the same ids end to end."""
-    blocks = _blocks(corpus, WINDOW if scale.factor >= 1 else 2048)
-    tokens = sum(len(_ids(block)) for block in blocks)
-    rates: dict[str, list[float]] = {}
-    for _ in range(max(2, scale.rounds)):
-        rates.setdefault("bare", []).append(_rate(tokens, lambda: _bare(blocks)))
-        for name, make in OPERATORS.items():
-            operator = make()
-            rates.setdefault(name, []).append(_rate(tokens, lambda operator=operator: run(operator, blocks)))  # type: ignore[misc]
+    documents = WINDOW if scale.factor >= 1 else 2048
+    command = [sys.executable, "-m", __name__, str(corpus.ids), str(documents), str(max(2, scale.rounds))]
+    said = subprocess.run(command, env={**os.environ, **KEEP}, stdout=subprocess.PIPE, check=True).stdout
+    rates: dict[str, list[float]] = json.loads(said)
     bare = rates.pop("bare")
     rows = [Row("operator: bare loop", statistics.median(bare), "M tokens/CPU s", None)]
     for name, each in rates.items():
@@ -78,9 +79,22 @@ def speed(corpus: Corpus, scale: Scale) -> list[Row]:
     return rows
 
 
+def main(folder: Path, documents: int, rounds: int) -> dict[str, list[float]]:
+    """Million tokens a CPU second in each round."""
+    blocks = _blocks(folder, documents)
+    tokens = sum(len(_ids(block)) for block in blocks)
+    rates: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        rates.setdefault("bare", []).append(_rate(tokens, lambda: _bare(blocks)))
+        for name, make in OPERATORS.items():
+            operator = make()
+            rates.setdefault(name, []).append(_rate(tokens, lambda operator=operator: run(operator, blocks)))  # type: ignore[misc]
+    return rates
+
+
 def fill(corpus: Corpus, scale: Scale) -> list[Row]:
     """How full sequences of 2049 are, before a window's end and with what its flush costs."""
-    blocks = _blocks(corpus, WINDOW)
+    blocks = _blocks(corpus.ids, WINDOW)
     rows = []
     for name, settings in PACKINGS.items():
         out, counters = run(PackFlat(LENGTH, **settings), blocks)  # type: ignore[arg-type]
@@ -121,10 +135,10 @@ def _ids(block: Block) -> np.ndarray:
     return column.values
 
 
-def _blocks(corpus: Corpus, documents: int) -> list[Block]:
-    """The corpus's first documents."""
+def _blocks(folder: Path, documents: int) -> list[Block]:
+    """The first documents of a folder of ids."""
     blocks: list[Block] = []
-    for path in files(corpus.ids):
+    for path in files(folder):
         for batch in pq.ParquetFile(path).iter_batches(BLOCK):
             column = batch.column(0)
             offsets = column.offsets.to_numpy().astype(np.int64)
@@ -136,3 +150,7 @@ def _blocks(corpus: Corpus, documents: int) -> list[Block]:
             if first + len(batch) >= documents:
                 return blocks
     return blocks
+
+
+if __name__ == "__main__":
+    json.dump(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])), sys.stdout)
