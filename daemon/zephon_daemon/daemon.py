@@ -554,13 +554,15 @@ class Daemon:
             channel.close()
 
     def _hand_over(self, order: HandOver) -> None:
-        channel = self._held.pop(order.message.client, None)
-        if channel is not None:
-            self._unwatch(channel.fileno())
-            memory = (memory_of_text(order.statement),) if order.statement else ()
-            self._to_engine(order.engine, order.message, (channel.fileno(), *memory))
-            close_all(memory)
-            channel.close()
+        engine, channel = self._seats[order.engine].channel, self._held.get(order.message.client)
+        if channel is None or engine is None or engine.closed:
+            return  # a dead engine's clients are hung up on once its death is reported: before, they would come in vain
+        del self._held[order.message.client]
+        self._unwatch(channel.fileno())
+        memory = (memory_of_text(order.statement),) if order.statement else ()
+        self._to_engine(order.engine, order.message, (channel.fileno(), *memory))
+        close_all(memory)
+        channel.close()
 
     # Progress
 
@@ -570,13 +572,10 @@ class Daemon:
 
     def _report(self, found: dict[int, dict[str, Any]], silent: dict[int, str], else_: str) -> dict[str, Any]:
         """The report, of what the engines said; of those that said nothing, why, or else what."""
-        engines = []
-        for seat in self._seats:
-            engines.append(seat.report("running" if seat.number in found else silent.get(seat.number, else_)))
+        engines = [s.report("running" if s.number in found else silent.get(s.number, else_)) for s in self._seats]
         whole = composed(found) if found else None
         self._rates.add(whole or {}, time.monotonic(), engines)
         states = dict.fromkeys(each["state"] for each in engines if each["engine"] not in found)
-        stalls = [seat.named(state) for seat in self._seats if (state := seat.watch.state())]
         processes = {name: pid for seat in self._seats for name, pid in seat.supervision.pids.items()}
         sessions = self._sessions.report()
         for client in sessions["clients"]:
@@ -594,7 +593,7 @@ class Daemon:
             "workers_died": sum(seat.supervision.died for seat in self._seats),
             "memory": memory_of({"daemon": os.getpid(), **processes}),
             "engine_state": "; ".join(states) or "running",
-            "engine_stall": "; ".join(stalls),
+            "engine_stall": "; ".join(seat.named(state) for seat in self._seats if (state := seat.watch.state())),
             "engine": whole,
             "engines": engines,
         }

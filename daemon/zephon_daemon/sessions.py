@@ -481,7 +481,7 @@ class Sessions:
         for client in clients:
             client.back = False
             if client.attached:
-                out += [HangUp(client.number)] if client.joined and not client.handed_over else []
+                out += [HangUp(client.number)] if client.joined else []
                 client.attached, client.lost, client.handed_over = False, True, False
         return out
 

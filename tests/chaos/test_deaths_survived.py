@@ -6,13 +6,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.running import Daemon, Ledger, Ranks, counting, launch, mixed, plan_of, python, until, write_recipe
+from tests.running import SECONDS, Daemon, Ledger, Ranks, counting, launch, mixed, plan_of, python, until, write_recipe
 from zephon.errors import CheckpointMismatch, DaemonUnavailable, RunFailed
 from zephon_client import connect
 from zephon_client.absence import UNSUPERVISED_SECONDS
@@ -50,6 +51,22 @@ def test_a_killed_engine_or_fork_server_changes_nothing_in_two_epochs(
             assert [ranks.state(rank)["epoch"] for rank in range(3)] == [epoch + 1] * 3
             ledger.check(epoch)
         assert daemon.report()["session"] == 1
+
+
+def test_a_rank_that_sees_an_engines_death_before_the_daemon_is_told_of_it_waits_for_that(runtime_folder: Path) -> None:
+    recipe = counting(runtime_folder, 400, 4, lanes=2, batch=4)
+    with Daemon(recipe, workers=1) as daemon, Ranks(daemon.socket, 1) as ranks, ThreadPoolExecutor(1) as thread:
+        ranks.take([2])
+        pids, before = daemon.all_started().pids(), daemon.report()["clients"][0]["client"]
+        os.kill(pids["forkserver"], signal.SIGSTOP)  # which reports deaths
+        try:
+            os.kill(pids["engine"], signal.SIGKILL)
+            all_of_it = thread.submit(ranks.rounds)
+            until(lambda: any(c["client"] > before and c["attached"] for c in daemon.report()["clients"]))
+        finally:
+            os.kill(pids["forkserver"], signal.SIGCONT)
+        all_of_it.result(SECONDS)
+        assert len(set(ranks.ids(0))) == len(ranks.ids(0)) == 400
 
 
 def test_ranks_that_share_a_group_restart_at_the_slowest_and_each_gets_every_batch_once(runtime_folder: Path) -> None:
