@@ -26,6 +26,7 @@ from zephon.errors import ProtocolError, RunFailed, ZephonError
 from zephon.plan import Plan
 from zephon.runners import make_pool
 from zephon.transport import protocol as p
+from zephon.transport import worker_protocol as w
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel, close_all
 from zephon.transport.large import decode_large, send_large
 from zephon.transport.layout import read
@@ -260,10 +261,10 @@ class Engine:
             self._watches.drop(port.channel)
 
     def _worker_says(self, number: int, port: WorkerPort, payload: bytes, fds: list[int]) -> None:
-        message = decode(payload, expect=(p.WorkerReady, p.NewSegment, p.TaskDone, p.TaskFailed))
-        if isinstance(message, p.TaskDone):
+        message = decode(payload, expect=(w.WorkerReady, p.NewSegment, w.TaskDone, w.TaskFailed))
+        if isinstance(message, w.TaskDone):
             self._task_done(number, port, message)
-        elif isinstance(message, p.TaskFailed):
+        elif isinstance(message, w.TaskFailed):
             port.inbox.done(message.task)
             self._task_failed(number, message)
         elif isinstance(message, p.NewSegment):
@@ -284,14 +285,14 @@ class Engine:
         live = self._runs.get(run)
         return live is not None and live.pool is None
 
-    def _task_failed(self, number: int, message: p.TaskFailed) -> None:
+    def _task_failed(self, number: int, message: w.TaskFailed) -> None:
         """A task came to an error, in the worker or on its way there."""
         work = self._scheduler.done(number, message.task)
         if work is not None:
             self._errors.append(message.trace)
             self._fail(work.run, p.Failed(message.kind, message.text, message.record, message.trace))
 
-    def _task_done(self, number: int, port: WorkerPort, message: p.TaskDone) -> None:
+    def _task_done(self, number: int, port: WorkerPort, message: w.TaskDone) -> None:
         # Before the task counts as done, in case it has to be done again.
         block = read(port.ring.slot(message.generation, message.index, message.nbytes))
         port.inbox.done(message.task)
@@ -301,7 +302,7 @@ class Engine:
             if work.whole or not live.run.takes_borrowed(work.task.lane, work.task.epoch, work.number):
                 block = block.copy()
             self._accept(live, work, Outcome(block, message.skipped, message.reports, message.counters))
-        port.channel.send(encode(p.SlotFree(message.generation, message.index)))
+        port.channel.send(encode(w.SlotFree(message.generation, message.index)))
 
     def _let_go(self, worker: Hashable) -> None:
         if (port := self._workers.get(worker)) is not None:  # type: ignore[call-overload]

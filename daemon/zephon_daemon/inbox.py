@@ -14,7 +14,8 @@ from zephon.errors import ZephonError
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel
 from zephon.transport.layout import Layout, measure
 from zephon.transport.messages import encode
-from zephon.transport.protocol import DoStageTask, DoTask, NewSegment, TaskFailed
+from zephon.transport.protocol import NewSegment
+from zephon.transport.worker_protocol import DoStageTask, DoTask, TaskFailed
 from zephon.windows import AnyTask, StageTask
 from zephon_daemon.block_ring import BlockRing
 from zephon_daemon.scheduler import CREDITS

@@ -22,8 +22,9 @@ from zephon.recipe import recipe_folders
 from zephon.transport.channels import Channel, pair
 from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
-from zephon.transport.protocol import LoadStage, NewSegment, SlotFree, TaskDone, TaskFailed, WorkerReady
+from zephon.transport.protocol import NewSegment
 from zephon.transport.segments import Segment
+from zephon.transport.worker_protocol import LoadStage, SlotFree, TaskDone, TaskFailed, WorkerReady
 from zephon.windows import AnyTask, Front, Outcome
 from zephon_daemon.block_ring import OtherRing
 from zephon_daemon.forkserver import ForkServer

@@ -15,6 +15,7 @@ from zephon.errors import ZephonError
 from zephon.pipeline import Pipeline
 from zephon.runners import Pool
 from zephon.transport import protocol as p
+from zephon.transport import worker_protocol as w
 from zephon.transport.channels import Channel
 from zephon.transport.messages import encode
 from zephon.transport.segments import PAGE, Segment
@@ -141,19 +142,19 @@ class WorkerPort:
         """Send it a stage that it does not have yet."""
         if stage.number not in self.stages:
             self.stages.add(stage.number)
-            self.channel.send(encode(p.LoadStage(stage.number, stage.nbytes)), (stage.memory.fileno(),))
+            self.channel.send(encode(w.LoadStage(stage.number, stage.nbytes)), (stage.memory.fileno(),))
 
     def drop_stages(self, numbers: Iterable[int]) -> None:
         """Have it forget those of the stages that it has."""
         for number in self.stages.intersection(numbers):
             self.stages.discard(number)
-            self.channel.send(encode(p.DropStage(number)))
+            self.channel.send(encode(w.DropStage(number)))
 
     def share(self, budget: Budget, later: bool) -> None:
         """Tell it what it may take. Where there are `later` stages, half of what is for blocks is for their records."""
         room = budget.worker_ring // 2 if later else budget.worker_ring
         self.inbox.limit = room
-        self.channel.send(encode(p.WorkerShare(room, budget.cache)))
+        self.channel.send(encode(w.WorkerShare(room, budget.cache)))
 
     def close(self) -> None:
         """It has ended."""

@@ -24,19 +24,19 @@ from zephon.errors import RecordError, RunFailed, ZephonError
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel
 from zephon.transport.layout import measure, read
 from zephon.transport.messages import decode, encode
-from zephon.transport.protocol import (
+from zephon.transport.protocol import NewSegment
+from zephon.transport.segments import Segment
+from zephon.transport.worker_protocol import (
     DoStageTask,
     DoTask,
     DropStage,
     LoadStage,
-    NewSegment,
     SlotFree,
     TaskDone,
     TaskFailed,
     WorkerReady,
     WorkerShare,
 )
-from zephon.transport.segments import Segment
 from zephon.whereabouts import IDLE, LOADING, SETTING_UP
 from zephon.windows import AnyTask, Front, Outcome, StageTask, Task
 from zephon_daemon.block_ring import BlockRing, Bytes, OtherRing

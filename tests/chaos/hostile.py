@@ -13,6 +13,7 @@ from contextlib import suppress
 import zmq
 
 from zephon.transport import protocol as p
+from zephon.transport import worker_protocol as w
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel, connect
 from zephon.transport.endpoints import data_path
 from zephon.transport.messages import MAX_MESSAGE, decode, encode
@@ -218,5 +219,5 @@ class Hostile:
             p.EndRun(number()),
             p.DropReader(number()),
             p.EngineReport(number(), {"runs": []}),
-            p.TaskDone(number(), 0, 0, 0, 0, [], {}, 0),
+            w.TaskDone(number(), 0, 0, 0, 0, [], {}, 0),
         ]

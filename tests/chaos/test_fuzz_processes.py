@@ -17,6 +17,7 @@ from tests.running import counting, until
 from tests.unit.client.peer import Peer, Shape
 from zephon.errors import ZephonError
 from zephon.transport import protocol as p
+from zephon.transport import worker_protocol as w
 from zephon.transport.channels import MAX_DESCRIPTOR, Channel, pair
 from zephon.transport.messages import decode, encode
 from zephon.transport.segments import Segment
@@ -74,7 +75,7 @@ def noise(chance: random.Random, messages: list[Any]) -> bytes:
 def test_a_fork_server_goes_on_after_malformed_requests(server: ForkServer, amount: Callable[[int, int], int]) -> None:
     channel, chance = server._channel, random.Random(1)
     assert channel is not None
-    strange = [p.Progress(), p.Begin(1), p.DoTask(1, 1, 1, 1, 1, 1)]
+    strange = [p.Progress(), p.Begin(1), w.DoTask(1, 1, 1, 1, 1, 1)]
     for _ in range(amount(300, 20_000)):
         data = noise(chance, strange)
         if len(data) <= MAX_DESCRIPTOR:
@@ -143,11 +144,11 @@ def engine(server: ForkServer, runtime_folder: Path) -> Iterator[Engine]:
 
 
 FROM_WORKER = [
-    p.WorkerReady(1),
+    w.WorkerReady(1),
     p.NewSegment(-1, 0, 4096, 3),
-    p.TaskDone(1, 0, 0, 100, 0, [], {}, 5),
-    p.TaskDone(1, 7, -1, 1 << 40, 0, [], {}, 5),
-    p.TaskFailed(1, "RunFailed", "no", [], "trace"),
+    w.TaskDone(1, 0, 0, 100, 0, [], {}, 5),
+    w.TaskDone(1, 7, -1, 1 << 40, 0, [], {}, 5),
+    w.TaskFailed(1, "RunFailed", "no", [], "trace"),
     p.Begin(0),
 ]
 
@@ -175,18 +176,18 @@ def test_what_a_worker_wrote_into_its_memory_is_checked_and_the_task_is_done_aga
     os.close(checkpoint)
     assert heard(engine.channel, p.RunStarted)
     wild = engine.worker()
-    wild.send(encode(p.WorkerReady(1)))
-    task = heard(wild, p.DoTask)
+    wild.send(encode(w.WorkerReady(1)))
+    task = heard(wild, w.DoTask)
     with Segment.create("wild", 3 * 4096) as memory:
         memory.array[:] = 0xFF
         wild.send(encode(p.NewSegment(-1, 0, 4096, 3)), (memory.fileno(),))
-        wild.send(encode(p.TaskDone(task.task, 0, 0, 4096, 0, [], {}, 5)))
-        assert heard(wild, p.SlotFree) is None
+        wild.send(encode(w.TaskDone(task.task, 0, 0, 4096, 0, [], {}, 5)))
+        assert heard(wild, w.SlotFree) is None
     assert any("no block begins here" in error for error in engine.lives())
     engine.channel.send(encode(p.WorkerGone(1, "thrown out")))
     tame = engine.worker()
-    tame.send(encode(p.WorkerReady(1)))
-    again = heard(tame, p.DoTask)
+    tame.send(encode(w.WorkerReady(1)))
+    again = heard(tame, w.DoTask)
     assert (again.epoch, again.lane, again.low) == (task.epoch, task.lane, task.low)
     assert again.high == (task.low + task.high) // 2
     for channel in (wild, tame):
@@ -207,11 +208,11 @@ def test_an_engine_goes_on_after_malformed_words_of_the_daemon(
 
 
 def test_a_worker_that_hears_nonsense_ends_with_an_error(server: ForkServer) -> None:
-    for data in (b"\xc1", encode(p.Begin(0)), bytes(MAX_DESCRIPTOR + 1), encode(p.DoTask(1, 9, 0, 0, 0, 1))[:-2]):
+    for data in (b"\xc1", encode(p.Begin(0)), bytes(MAX_DESCRIPTOR + 1), encode(w.DoTask(1, 9, 0, 0, 0, 1))[:-2]):
         mine, its = pair()
         pid = server.spawn("zephon_daemon.worker:main", (1,), its)
         its.close()
-        assert heard(mine, p.WorkerReady)
+        assert heard(mine, w.WorkerReady)
         say(mine, data)
         ended: dict[int, int] = {}
         while pid not in ended:

@@ -15,7 +15,8 @@ from zephon.columns import Block, Fixed, Objects
 from zephon.transport.channels import Channel, pair
 from zephon.transport.layout import read
 from zephon.transport.messages import decode
-from zephon.transport.protocol import DoStageTask, DoTask, NewSegment, TaskFailed
+from zephon.transport.protocol import NewSegment
+from zephon.transport.worker_protocol import DoStageTask, DoTask, TaskFailed
 from zephon.windows import AnyTask, StageTask, Task
 from zephon_daemon.block_ring import OtherRing
 from zephon_daemon.inbox import Inbox

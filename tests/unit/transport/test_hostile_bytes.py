@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from zephon.errors import ProtocolError
 from zephon.transport import protocol as p
+from zephon.transport import worker_protocol as w
 from zephon.transport.messages import PROTOCOL, decode, encode
 
 EXAMPLES = (
@@ -24,7 +25,7 @@ EXAMPLES = (
     p.Hungry(2, 0),
     p.BatchesReady([p.BatchReady(0, 0, 0, 1, 100, 0, 4), p.BatchReady(0, 0, 0, 2, 100, 4, 4)]),
     p.Announced(0, 0, 8, 100, 0),
-    p.TaskFailed(9, "RunFailed", "text", [], "trace"),
+    w.TaskFailed(9, "RunFailed", "text", [], "trace"),
     p.EngineReport(1, {"runs": [{"lanes": [1, 2.5, None, True, "x"]}]}),
 )
 
