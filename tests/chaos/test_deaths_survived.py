@@ -179,6 +179,7 @@ def test_a_rank_that_is_killed_alone_leaves_the_others_alone_and_a_new_job_start
                     rank.stop(signal.SIGKILL)
 
 
+@pytest.mark.soak
 def test_case_D10_a_daemon_that_nobody_starts_again_is_an_error_in_seconds_and_the_next_daemon_is_found(
     runtime_folder: Path,
 ) -> None:

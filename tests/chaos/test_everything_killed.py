@@ -100,9 +100,9 @@ def test_case_D5_all_ranks_are_killed_and_the_daemon_leaves_with_the_command(run
 @pytest.mark.parametrize(
     ("whom", "number"),
     [
-        ("launcher", signal.SIGTERM),
+        pytest.param("launcher", signal.SIGTERM, marks=pytest.mark.soak),
         ("launcher", signal.SIGKILL),
-        ("command", signal.SIGTERM),
+        pytest.param("command", signal.SIGTERM, marks=pytest.mark.soak),
     ],
 )
 def test_case_D5_whoever_is_ended_nothing_stays(runtime_folder: Path, whom: str, number: int) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.soak
 def test_a_quick_run_gives_figures_and_a_table(tmp_path: Path) -> None:
     figures = tmp_path / "rows.json"
     command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--json", str(figures), "import", "resume"]

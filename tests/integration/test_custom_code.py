@@ -54,6 +54,7 @@ def here(recipe: str, pipeline: str, **options: object) -> Digests:
         made.close()
 
 
+@pytest.mark.soak
 def test_custom_operators_deliver_the_same_bytes_in_every_runner_and_under_a_daemon(
     runtime_folder: Path, no_leaks: None
 ) -> None:

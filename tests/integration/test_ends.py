@@ -233,6 +233,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.soak
 def test_torchrun_ranks_end_together_and_none_waits_in_a_collective(runtime_folder: Path) -> None:
     recipe = uneven(runtime_folder)
     (runtime_folder / "train.py").write_text(TRAIN)

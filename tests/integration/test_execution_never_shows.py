@@ -119,7 +119,7 @@ def slow(row):
 """
 
 
-@pytest.mark.parametrize(("rows", "lanes"), [(10_000, 4), (4, 1), (3, 1)])
+@pytest.mark.parametrize(("rows", "lanes"), [pytest.param(10_000, 4, marks=pytest.mark.soak), (4, 1)])
 def test_case_D9_slow_workers_lose_no_row(
     runtime_folder: Path, amount: Callable[[int, int], int], rows: int, lanes: int
 ) -> None:

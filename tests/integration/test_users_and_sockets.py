@@ -109,6 +109,7 @@ def test_case_C2_nobody_else_can_attach(runtime_folder: Path, other_user: dict[s
             assert set(ranks.rounds()) == {120}
 
 
+@pytest.mark.soak
 def test_case_D12_sockets_work_however_long_the_folder_and_the_name(
     runtime_folder: Path, monkeypatch: pytest.MonkeyPatch, amount: Callable[[int, int], int]
 ) -> None:
