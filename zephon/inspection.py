@@ -29,14 +29,14 @@ TEXT_SHOWN, SAMPLES_SHOWN = 240, 6
 def batches_of_step(plan: Plan, step: int, epoch: int = 0, checkpoint: Checkpoint | None = None) -> list[SampleBatch]:
     """The batches of step `step` (from 1) of an epoch, one of each lane. SettingError if the epoch ends before it."""
     if type(step) is not int or step < 1:
-        raise SettingError(f"inspect: step={step!r}: must be a whole number from 1")
+        raise SettingError(f"step={step!r}: must be a whole number from 1")
     records = (step - 1) * plan.microbatch_size
     totals = plan.lane_totals(epoch)
     if totals is not None:
         size, counts = plan.microbatch_size, totals.values()
         steps = min(counts) // size if plan.settings.drop_last else -(-max(counts) // size)
         if step > steps:
-            raise SettingError(f"inspect: epoch {epoch} has {steps} steps, not {step}")
+            raise SettingError(f"epoch {epoch} has {steps} steps, not {step}")
     starts = {lane: _start(plan, lane, epoch, records, checkpoint) for lane in range(plan.lanes)}
     try:
         found = _round(plan, epoch, starts, 1)
@@ -45,7 +45,7 @@ def batches_of_step(plan: Plan, step: int, epoch: int = 0, checkpoint: Checkpoin
         if not plan.settings.drop_last:  # in its last steps it has an empty batch, so this may be one of them
             found = _round(plan, epoch, {lane: Frontier() for lane in range(plan.lanes)}, step)
     if not found:
-        raise SettingError(f"inspect: epoch {epoch} ends before step {step}")
+        raise SettingError(f"epoch {epoch} ends before step {step}")
     return found
 
 

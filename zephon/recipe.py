@@ -143,7 +143,10 @@ def _errors_of(path: str) -> Iterator[None]:
         where = error.filename or path
         raise RecipeError(f"{where}:{error.lineno or 0}: {type(error).__name__}: {error.msg}") from error
     except (Exception, SystemExit) as error:
-        frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        calls = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, ModuleNotFoundError) and calls[-1].filename.startswith(os.path.dirname(__file__)):
+            raise  # a library that zephon itself needs is missing: nothing is wrong with the recipe
+        frames = [frame for frame in calls if frame.filename == path]
         line = f":{frames[-1].lineno}" if frames else ""
         text = " ".join(str(error).split()) or "raised"
         if isinstance(error, AttributeError) and error.name and error.obj is not None:
