@@ -79,6 +79,8 @@ class EmbeddedRun:
         task_samples: int = TASK_SAMPLES,
     ) -> None:
         self.plan, self.pool = plan, pool
+        self.end: Callable[[], object] = pool.close
+        """Ends what runs its tasks."""
         self.lanes = owned_lanes(plan.lanes, dp_degree, group, strategy)
         self._alone = dp_degree == 1
         self._groups = dp_degree, group, strategy

@@ -20,11 +20,11 @@ from zephon.transport.rings import ring_shape
 def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str:
     """What the run is: sources, stages and where they run, windows, and the lanes of each group."""
     warning = check_topology(plan.lanes, groups, 0, strategy)
-    lines = [f"run: seed {plan.seed}, {_many(plan.lanes, 'lane')}, {_total(plan)}"]
+    lines = [f"run: seed {plan.seed}, {many(plan.lanes, 'lane')}, {_total(plan)}"]
     if isinstance(plan.source, CustomSource):
         lines.append(f"  work source {plan.source.name}, asked for chunks where the lanes are produced")
     for dataset in plan.source.datasets:
-        about = f"{_many(dataset.total, 'row')} in {_many(dataset.shard_count, 'shard')}{_weight(plan, dataset.name)}"
+        about = f"{many(dataset.total, 'row')} in {many(dataset.shard_count, 'shard')}{_weight(plan, dataset.name)}"
         lines.append(f"  dataset {dataset.name}: {about}")
     lines += _schedule(plan)
     fields = "all fields" if plan.fields is None else ", ".join(sorted(plan.fields))
@@ -34,9 +34,9 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
         said = json.dumps(settings, sort_keys=True, default=str)
         lines.append(f"  {operator.name} [{_where(plan, operator)}] {said}")
     tail = "" if plan.settings.drop_last else ", last ones short"
-    lines.append(f"  batch of {_many(plan.microbatch_size, 'record')} of one lane{tail}")
-    length = f" of {_many(plan.chunk_size, 'sample')}" if plan.chunk_size else ", each as long as the source makes it"
-    lines.append(f"windows: {_many(plan.flush_every, 'chunk')}{length}; a resume repeats at most one window a lane")
+    lines.append(f"  batch of {many(plan.microbatch_size, 'record')} of one lane{tail}")
+    length = f" of {many(plan.chunk_size, 'sample')}" if plan.chunk_size else ", each as long as the source makes it"
+    lines.append(f"windows: {many(plan.flush_every, 'chunk')}{length}; a resume repeats at most one window a lane")
     lines.append(f"execution: runner {execution.runner}, workers {execution.max_workers or 'as many as cores'}")
     cores = len(os.sched_getaffinity(0))
     budget = Budget.of(None, execution.max_workers or cores)
@@ -79,7 +79,7 @@ def _memory(plan: Plan, execution: Execution, budget: Budget) -> str:
         return "a ring for each lane, sized by its first batch"
     slot_bytes, slots = ring_shape(batch, execution.prefetch_batches, budget.lane_rings // (2 * plan.lanes))
     total = slot_bytes * slots * plan.lanes / 2**20
-    rings = f"{_many(plan.lanes, 'lane')}, {_many(slots, 'slot')} of {slot_bytes >> 10} KiB each"
+    rings = f"{many(plan.lanes, 'lane')}, {many(slots, 'slot')} of {slot_bytes >> 10} KiB each"
     return f"rings of about {total:.1f} MiB in all: {rings}"
 
 
@@ -112,7 +112,7 @@ def _total(plan: Plan) -> str:
         return "endless"
     if isinstance(plan.source, CustomSource):
         return "as many samples an epoch as the work source hands out"
-    return f"{_many(plan.curriculum(0).total or 0, 'sample')} an epoch"
+    return f"{many(plan.curriculum(0).total or 0, 'sample')} an epoch"
 
 
 def _ends(plan: Plan) -> str:
@@ -127,10 +127,10 @@ def _ends(plan: Plan) -> str:
     rounds = min(each) if plan.settings.drop_last else max(-(-t // plan.microbatch_size) for t in totals.values())
     left = sum(totals.values()) - rounds * plan.microbatch_size * plan.lanes
     out = plan.settings.drop_last and left > 0
-    rest = f", leaving out {_many(left, 'record')} of the incomplete last round" if out else ""
-    return f"ends: after {_many(rounds, 'round')} on every rank{rest}"
+    rest = f", leaving out {many(left, 'record')} of the incomplete last round" if out else ""
+    return f"ends: after {many(rounds, 'round')} on every rank{rest}"
 
 
-def _many(count: int, what: str) -> str:
+def many(count: int, what: str) -> str:
     """So many of something, in words."""
     return f"{count} {what}" if count == 1 else f"{count} {what}s"

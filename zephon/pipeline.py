@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ class Pipeline(Builder):
     def close(self) -> None:
         """End the run and all that it started."""
         if self._run is not None:
-            self._run.pool.close()
+            self._run.end()
             for operator in self._run.plan.back:
                 operator.teardown()
             self._run = None
@@ -154,6 +155,8 @@ class Pipeline(Builder):
     def _start(self, checkpoint: Checkpoint | None, allow_changed: Collection[str]) -> EmbeddedRun:
         plan, where = self.plan(checkpoint=checkpoint, allow_changed=allow_changed), self.topology
         run = self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=checkpoint)
+        run.end = end = weakref.finalize(run, _end, run.pool, os.getpid())  # also when it is dropped without `close`
+        end.atexit = False
         for text in run.pool.check(plan):
             warnings.warn(text, stacklevel=4)
         return run
@@ -161,3 +164,9 @@ class Pipeline(Builder):
     def _change(self) -> None:
         if self._run is not None:
             raise SettingError("the pipeline is running: build it first, or close() it before a change")
+
+
+def _end(pool: Pool, owner: int) -> None:
+    """End a run's pool, but never that of the process which this one was forked from."""
+    if os.getpid() == owner:
+        pool.close()

@@ -209,15 +209,17 @@ def _verify(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 
 def _index(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     from zephon.datasets import Dataset
+    from zephon.explain import many
 
     for path in arguments.paths:
         dataset = Dataset.from_path(Path(path).name or path, path)
-        print(f"{path}: {dataset.total} rows in {dataset.shard_count} shards")
+        print(f"{path}: {many(dataset.total, 'row')} in {many(dataset.shard_count, 'shard')}")
     return DONE
 
 
 def _checkpoint(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     from zephon.checkpoints import load_checkpoint
+    from zephon.explain import many
     from zephon.frontiers import parse_checkpoint
 
     checkpoint = parse_checkpoint(load_checkpoint(arguments.file))
@@ -228,7 +230,8 @@ def _checkpoint(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> in
     print(f"delivered: {sum(records)} records, {min(records)} to {max(records)} a lane")
     for dataset in checkpoint.identity.get("datasets") or []:
         if isinstance(dataset, dict):
-            print(f"  dataset {dataset.get('name')}: {dataset.get('rows')} rows in {dataset.get('shards')} shards")
+            rows, shards = many(dataset.get("rows", 0), "row"), many(dataset.get("shards", 0), "shard")
+            print(f"  dataset {dataset.get('name')}: {rows} in {shards}")
     plain = {k: v for k, v in checkpoint.identity.items() if isinstance(v, (str, int, float, bool)) or k == "mixture"}
     print("  " + ", ".join(f"{name} {value}" for name, value in sorted(plain.items())))
     print("  lane      chunk     offset    records  skipped")

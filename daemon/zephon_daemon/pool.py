@@ -105,6 +105,9 @@ class WorkerPool:
 
     def close(self) -> None:
         """End the workers."""
+        if threading.current_thread() is self._thread:  # a run that was dropped may be collected in any thread
+            threading.Thread(target=self.close).start()
+            return
         if self._closing:
             return
         self._closing = True

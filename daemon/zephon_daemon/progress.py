@@ -156,7 +156,7 @@ def text(report: Mapping[str, Any]) -> str:
             f"{'' if c.get('attached') else ', not attached yet'})"
             for c in clients
         )
-        lines.append(f"  {len(clients)} clients: {names}")
+        lines.append(f"  {len(clients)} client{'s' * (len(clients) > 1)}: {names}")
     else:
         lines.append("  no clients")
     lines += [f"  waits: {reason}" for reason in report.get("waiting") or []]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -14,7 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.corpora import COUNT
 from tests.running import Daemon, Ledger, Ranks, counting, mixed, plan_of, until, write_recipe
+from zephon import Dataset, Pipeline, StaticMixtureWorkSource
 from zephon.errors import RunFailed
 from zephon.recipe import load_recipe
 from zephon_daemon.supervision import QUICK_SECONDS
@@ -87,6 +90,7 @@ def test_workers_of_an_embedded_run_that_are_killed_change_nothing(
 
 
 DEADLY = """
+import gc
 import os
 source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, seed=5)
 def deadly(row):
@@ -136,6 +140,21 @@ def test_a_rank_that_dies_does_not_touch_the_others(runtime_folder: Path) -> Non
             return sum(ranks._take(rank) is not None for _ in range(100))
 
         assert ranks.each(go_on) == [100, 100, 0, 100]
+
+
+def test_workers_of_an_embedded_run_end_with_the_last_that_refers_to_it(runtime_folder: Path) -> None:
+    COUNT(100, 1, runtime_folder / "count")
+    before = set(psutil.Process().children(recursive=True))
+    source = StaticMixtureWorkSource([Dataset.from_path("count", runtime_folder / "count")], mixture=None)
+    execution = {"canonical_replicas": 1, "runner": "process", "max_workers": 2}
+    batches = iter(Pipeline(source).batch(4).options(**execution))
+    first = next(batches)
+    gc.collect()
+    assert len(set(psutil.Process().children(recursive=True)) - before) == 3, "the iterator needs them"
+    del batches
+    gc.collect()
+    until(lambda: set(psutil.Process().children(recursive=True)) == before)
+    assert len(first["id"]) == 4
 
 
 def test_a_record_that_kills_every_worker_of_an_embedded_run_is_named_too(runtime_folder: Path) -> None:
