@@ -341,3 +341,17 @@ def test_a_checkpoint_of_64_lanes_is_under_16_kib():
     pipeline = Pipeline(source).shuffle(100).batch(3).options(canonical_replicas=64)
     list(islice(iter(pipeline), 64 * 20 + 5))
     assert len(json.dumps(pipeline.checkpoint(), indent=1)) < 16 * 1024
+
+
+# K. Many ranks
+
+
+def test_case_K6_fewer_shards_than_ranks_change_nothing_embedded(count):
+    """Lanes are cut by record, not by shard."""
+
+    def steps(shards: int) -> list[Step]:
+        source = StaticMixtureWorkSource([Dataset.from_path("count", count(1000, shards))], None, shuffle_shards=False)
+        pipeline = lambda **options: Pipeline(source).batch(4).options(canonical_replicas=8, **options)  # noqa: E731
+        return run(pipeline, 8, 10)[0]
+
+    assert steps(1) == steps(3) == steps(8)

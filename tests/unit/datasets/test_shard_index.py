@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.corpora import COUNT
-from zephon.datasets import Dataset, jsonl, line_index, shard_index
+from zephon.datasets import Dataset, jsonl, line_index, progress, shard_index
 from zephon.datasets.cache_folder import cache_folder
 from zephon.datasets.progress import Progress, Tally
 from zephon.errors import DatasetError
 from zephon.ops.base import Faults
+from zephon_daemon import cli
 
 
 @pytest.fixture
@@ -238,3 +241,42 @@ def test_a_terminal_gets_a_bar_in_place() -> None:
 
 def test_the_scan_has_a_chunk_that_divides_its_stretch() -> None:
     assert line_index.STRETCH % line_index.CHUNK == 0
+
+
+def test_case_I3_many_files_are_counted_with_a_word_on_the_way_and_only_once(
+    tmp_path: Path,
+    runtime_folder: Path,
+    scans: list[str],
+    amount: Callable[[int, int], int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Here a line is due at once and each time that one may be."""
+    monkeypatch.setattr(progress, "_SILENT_S", 0.0)
+    monkeypatch.setattr(progress, "_LINE_EVERY_S", 0.0)
+    files = amount(500, 100_000)
+    COUNT(10 * files, files, tmp_path / "c")
+    first = Dataset.from_path("d", tmp_path / "c")
+    assert (first.total, len(scans)) == (10 * files, files)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(re.search(rf"[\d,]+/{files:,} files, .* (left|time left|done in \d+ s)$", line) for line in lines), lines
+    assert f"{files:,}/{files:,} files" in lines[-1]
+    assert Dataset.from_path("again", tmp_path / "c").digest == first.digest
+    assert len(scans) == files, "from the index"
+    monkeypatch.setenv("ZEPHON_CACHE", str(runtime_folder / "offline"))
+    assert cli.main(["index", str(tmp_path / "c")]) == 0
+    assert len(scans) == 2 * files
+    assert Dataset.from_path("d", tmp_path / "c").digest == first.digest
+    assert len(scans) == 2 * files, "from the index of the command"
+
+
+@pytest.mark.soak
+def test_case_I3_a_sparse_file_of_20_gb_is_counted(tmp_path: Path, runtime_folder: Path) -> None:
+    (tmp_path / "c.jsonl").write_bytes(b'{"id": 0}\n')
+    with open(tmp_path / "c.jsonl", "r+b") as file:
+        for number in range(1, 21):
+            file.seek(number * 10**9)
+            file.write(b'\n{"id": %d}\n' % number)
+    found = Dataset.from_path("d", tmp_path / "c.jsonl")
+    assert found.total == 21 + 20, "a line of each, and those of the holes"
+    assert Dataset.from_path("d", tmp_path / "c.jsonl").digest == found.digest
