@@ -77,7 +77,12 @@ class Recipe:
 
 def recipe_modules() -> list[ModuleType]:
     """The modules as which recipes were executed in this process. No other process can import them."""
-    return [module for name, module in list(sys.modules.items()) if name.startswith(_MODULES)]
+    return [module for name, module in list(sys.modules.items()) if is_recipe_module(name)]
+
+
+def is_recipe_module(name: str | None) -> bool:
+    """Whether a module of that name is one as which a recipe was executed, here or where it came from."""
+    return name is not None and name.startswith(_MODULES)
 
 
 def recipe_folders() -> list[str]:

@@ -22,8 +22,9 @@ from zephon.datasets.fetch import read
 from zephon.datasets.open_files import resources
 from zephon.lane_windows import Window, window_of
 from zephon.ops.base import Accumulator, Faults, Operator, Scope, Stateful, Stateless, WindowKey, add_counts
+from zephon.ops.divided import Divided
 from zephon.ops.numbering import Numbered, told_apart
-from zephon.ops.records import sendable
+from zephon.ops.sending import sendable
 from zephon.plan import Plan
 from zephon.pointers import packed, unpacked
 from zephon.stages import borders
@@ -167,7 +168,8 @@ class Front:
         source = plan.source.for_reading() if isinstance(plan.source, CustomSource) else plan.source
         self.plan = replace(plan, source=source)  # with no curriculum kept, so that equal plans pickle to equal bytes
         self.operators, self.fields = plan.on_workers, plan.fields
-        self._last = next((op.name for op in reversed(plan.front) if op.users_code), None)
+        from_memory = any(dataset.format == "memory" for dataset in plan.source.datasets)
+        self._last = next((op.name for op in reversed(plan.front) if op.users_code), "read" if from_memory else None)
         numbering = _before_users_code(plan)
         steps = [_Step(number + 1, op, id(op) in numbering) for number, op in enumerate(self.operators)]
         self._stages: list[list[_Step]] = []
@@ -206,6 +208,8 @@ class Front:
                     at.enter(number)
                 block = operator.process(block, faults)
                 block = told_apart(block) if numbering else block
+                if task.stage:
+                    block = sendable(block, _maker(operator), faults)
         if at is not None:
             at.enter(len(self.operators) + 1)
         if not task.stage:
@@ -231,12 +235,19 @@ def _before_users_code(plan: Plan) -> set[int]:
     return {id(op) for op in operators[:last] if not (isinstance(op, Stateless) and op.of_lists)}
 
 
+def _maker(operator: Operator) -> str | None:
+    """The operator's name if values of a user's making may be in its records."""
+    makes = operator.users_code and (isinstance(operator, Stateless) or isinstance(operator.whole, Divided))
+    return operator.name if makes else None
+
+
 class Chain:
     """Operators behind the front, for one window of one lane: all of the plan's, or those between two stages."""
 
     def __init__(self, plan: Plan, key: WindowKey, operators: tuple[Operator, ...] | None = None) -> None:
         self.steps: list[Accumulator | Stateless] = []
         self._numbering: list[bool] = []
+        self._makers: list[str | None] = []
         before = _before_users_code(plan)
         for op in plan.back if operators is None else operators:
             numbering = id(op) in before
@@ -247,6 +258,7 @@ class Chain:
             elif isinstance(op, Stateless):
                 self.steps.append(op)
                 self._numbering.append(numbering)
+            self._makers.append(_maker(op))
 
     def push(self, block: Block, faults: Faults) -> list[Block]:
         """Put records in; get those that have come out at the end."""
@@ -257,7 +269,7 @@ class Chain:
         out: list[Block] = []
         for at, step in enumerate(self.steps):
             if isinstance(step, Accumulator):
-                out += self._from(at + 1, step.flush(faults), faults)
+                out += self._from(at + 1, self._sendable(at, step.flush(faults), faults), faults)
         return out
 
     def counters(self) -> dict[str, int]:
@@ -269,16 +281,20 @@ class Chain:
         return total
 
     def _from(self, at: int, blocks: list[Block], faults: Faults) -> list[Block]:
-        for step, numbering in zip(self.steps[at:], self._numbering[at:]):
-            done: list[Block] = []
+        for number in range(at, len(self.steps)):
+            step, done = self.steps[number], list[Block]()
             for block in blocks:
                 if len(block) and isinstance(step, Accumulator):
                     done += step.push(block, faults)
                 elif len(block) and isinstance(step, Stateless):
                     made = step.process(block, faults)
-                    done.append(told_apart(made) if numbering else made)
-            blocks = done
+                    done.append(told_apart(made) if self._numbering[number] else made)
+            blocks = self._sendable(number, done, faults)
         return [block for block in blocks if len(block)]
+
+    def _sendable(self, at: int, blocks: list[Block], faults: Faults) -> list[Block]:
+        maker = self._makers[at]
+        return blocks if maker is None else [sendable(block, maker, faults) for block in blocks]
 
 
 def run_window(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -173,15 +174,16 @@ def leave(row):
 def unsendable(row):
     return {**row, "lock": threading.Lock()} if row["id"] == 777 else row
 
-def made(*fns):
+def made(*fns, **how):
     source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], None, seed=3, chunk_size=40)
-    pipeline = Pipeline(source)
+    pipeline = Pipeline(source).shuffle(8) if how else Pipeline(source)
     for fn in fns:
-        pipeline.map_transform(fn)
+        pipeline.map_transform(fn, **how)
     return pipeline.batch(4).options(canonical_replicas=2)
 
 LOCK = threading.Lock()
 pipeline, leaving, holding = made(die), made(leave), made(unsendable)
+held_behind, held_in_a_stage = made(unsendable, parallelism=None), made(unsendable, parallelism=2)
 closing = made(lambda row: (LOCK, row)[1])
 """
 
@@ -202,28 +204,28 @@ def test_case_J4_an_error_of_a_function_names_path_row_operator_lane_and_how_to_
 ) -> None:
     COUNT(900, 4, runtime_folder / "count")
     recipe = write_recipe(runtime_folder, CRASHING)
-    for name, cause in (
-        ("leaving", "SystemExit: no more"),
-        ("holding", "field 'lock' holds a lock that cannot be sent to another process"),
-    ):
-        if runner == "daemon":
-            with Daemon(recipe, workers=1) as daemon, Ranks(daemon.socket, 1, pipeline=name) as ranks:
-                error = ranks.refused(0, RecordError)
-        else:
-            with pytest.raises(RecordError) as caught:
-                here(recipe, name, runner=runner, max_workers=1)
-            error = caught.value
-        assert isinstance(error, RecordError)
+    held = "field 'lock' holds a lock that cannot be sent to another process"
+    causes = {"leaving": "SystemExit: no more", "holding": held, "held_behind": held, "held_in_a_stage": held}
+    errors: dict[str, RecordError] = {}
+    with Daemon(recipe, workers=1) if runner == "daemon" else nullcontext() as daemon:
+        for name in causes:
+            if daemon is not None:
+                with Ranks(daemon.socket, 1, pipeline=name) as ranks:
+                    errors[name] = ranks.refused(0, RecordError)
+            else:
+                with pytest.raises(RecordError) as caught:
+                    here(recipe, name, runner=runner, max_workers=1)
+                errors[name] = caught.value
+    for name, error in errors.items():
         assert (error.dataset, error.row, error.operator) == ("count", 102, "map_transform")
         assert error.shard == str(runtime_folder / "count" / "part-00003.jsonl")
-        assert cause in error.cause
+        assert causes[name] in error.cause
         assert error.lane in (0, 1)
         assert f"lane {error.lane}" in str(error)
         assert "w1" not in str(error).replace(str(runtime_folder), "")
-        command = error.look
-        assert command.startswith("python -c ")
-        assert command in str(error)
-    arguments = [sys.executable, *shlex.split(command)[1:]]
+        assert error.look.startswith("python -c ")
+        assert error.look in str(error)
+    arguments = [sys.executable, *shlex.split(error.look)[1:]]
     shown = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60).stdout
     assert "'id': 777" in shown
 

@@ -18,6 +18,7 @@ import numpy as np
 from zephon.columns import MISSING, IntArray, Objects, column_of
 from zephon.datasets.source import Piece, Source, digest_of
 from zephon.errors import DatasetError
+from zephon.ops.base import said
 
 
 class InMemoryShard:
@@ -83,11 +84,17 @@ class MemorySource(Source):
 
     def _encode(self) -> str:
         if self._digest is None:
-            contents = []
+            contents: list[bytes] = []
             for rows in self._shards:
                 whole = hashlib.blake2b(digest_size=32)
-                for row in rows:
-                    encoded = _packed(dict(row))
+                for number, row in enumerate(rows):
+                    try:
+                        encoded = _packed(dict(row))
+                    except Exception as error:
+                        raise DatasetError(
+                            f"shard {self._names[len(contents)]!r} in memory, row {number}: it holds a value that "
+                            f"cannot be pickled and rebuilt, and so not be sent to another process: {said(error)}"
+                        ) from error
                     whole.update(encoded)
                     self._bytes += len(encoded)
                 contents.append(whole.digest())
@@ -120,7 +127,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
         array = np.asarray(value)
         return _marked("array", [kind.__name__, array.dtype.str, list(array.shape), array.tobytes()])
-    return _marked("pickle", pickle.dumps(value, protocol=4))
+    pickled = pickle.dumps(value, protocol=4)
+    pickle.loads(pickled)
+    return _marked("pickle", pickled)
 
 
 def _marked(name: str, value: Any) -> msgpack.ExtType:

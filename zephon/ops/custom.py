@@ -31,6 +31,7 @@ from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator, groups_of
 from zephon.ops.interrupts import is_interrupt
 from zephon.ops.records import block_of, call, records_of, tried, wrong_records
+from zephon.ops.sending import sendable
 from zephon.randomness import Draws, begin_again, drawing
 from zephon.types import SampleRecord
 
@@ -341,7 +342,8 @@ class _Window(GroupedAccumulator):
             return block_of(group, self._like)
         if not self._operator.traits.requires_serial_state and (faults.on_error == "skip" or not self._handed_on):
             # The records may be somebody else's still, or be tried again as they are now.
-            return self._operator.on_list(block_of(group, self._like), faults)
+            made = sendable(block_of(group, self._like), self._operator.name, faults)
+            return self._operator.on_list(made, faults) if len(made) else made
         return block_of(self._operator.processed(self._op, group, group.__getitem__, faults), self._like)
 
 

@@ -21,6 +21,7 @@ from zephon.errors import SettingError
 from zephon.function_digest import digest_of
 from zephon.ops.base import Faults, Operator
 from zephon.ops.interrupts import is_interrupt
+from zephon.ops.sending import unsendable
 from zephon.randomness import BatchDraws, drawing
 from zephon.types import SampleBatch, SampleRecord
 
@@ -82,15 +83,21 @@ class MapBatch(Operator):
         if not len(block):
             return block
         batch = HandedBatch(block.copy(), lane=lane, first_record=first_record, dataset_names=names)
+        name = f"{self.name} (lane {lane}, from record {first_record} on)"
         try:
             with drawing(BatchDraws(self, faults.scope, block, first_record)):
                 result = self.fn(batch)
-            return self._block(result, block, names)
+            made = self._block(result, block, names)
         except BaseException as error:
             if is_interrupt(error):
                 raise
-            faults.bad(block.sample_of(0), f"{self.name} (lane {lane}, from record {first_record} on)", error)
+            faults.bad(block.sample_of(0), name, error)
             return block.slice(0, 0)
+        wrong = next(unsendable(made), None)
+        if wrong is None:
+            return made
+        faults.bad(made.sample_of(wrong[0]), name, wrong[1])
+        return block.slice(0, 0)
 
     def _block(self, result: Any, block: Block, names: tuple[str, ...]) -> Block:
         if result is None:

@@ -8,7 +8,6 @@ them out of sight. Lineage and tags travel in hidden fields of the block, where 
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -161,38 +160,6 @@ def tried(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
         if is_interrupt(error):
             raise
         raise RunFailed(f"{what} failed: {said(error)}") from error
-
-
-def sendable(block: Block, operator: str | None, faults: Faults) -> Block:
-    """The records that can be sent to another process; `operator` is the one whose function made the others.
-
-    Asked in every runner, also where nothing is sent, so that the same records are bad in all of them. None: no
-    function of a user's was there.
-    """
-    bad: dict[int, str] = {}
-    for name, column in block.fields.items() if operator is not None else ():
-        if isinstance(column, Objects) and _unpicklable(column.values) is not None:
-            for record, value in enumerate(column.values):
-                error = _unpicklable(value)
-                if error is not None:
-                    bad[record] = (
-                        f"field {name!r} holds a {type(value).__qualname__} that cannot be sent to another process "
-                        f"({said(error)}): return arrays, numbers, str, bytes or objects that can be pickled"
-                    )
-    if not bad:
-        return block
-    for record, cause in sorted(bad.items()):
-        faults.bad(block.sample_of(record), operator or "", cause)
-    return block.take(np.array([record for record in range(len(block)) if record not in bad], np.int64))
-
-
-def _unpicklable(value: Any) -> BaseException | None:
-    """Why a value cannot be pickled; None if it can."""
-    try:
-        pickle.dumps(value, 5)
-    except Exception as error:
-        return error
-    return None
 
 
 def _tokens_of(names: Sequence[str], each: Any, whole: int | None) -> dict[str, int]:

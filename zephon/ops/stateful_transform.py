@@ -24,6 +24,7 @@ from zephon.ops.custom import lane_of, of_group
 from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator
 from zephon.ops.records import block_of, call, records_of, tried, wrong_records
+from zephon.ops.sending import sendable
 from zephon.randomness import Draws, drawing
 from zephon.types import SampleRecord
 
@@ -171,4 +172,7 @@ class _Window(GroupedAccumulator):
         if not records:
             return []
         made = block_of(records, self._like)
-        return [self._operator.on_list(made, faults) if self._transforms else made]
+        if self._transforms:
+            made = sendable(made, self._operator.name, faults)  # as where another process transforms it
+            made = self._operator.on_list(made, faults) if len(made) else made
+        return [made]

@@ -1,0 +1,103 @@
+"""Which records can go from process to process: asked wherever a user's function may have made values that cannot.
+
+    front                     at its end, of all of its operators at once, since they run in one process
+    every operator behind     of its own records at once: `parallelism`, an execution setting, may send them elsewhere
+    the front of memory       where no function is: rows held in memory may be anything
+
+It is asked in every runner, also where nothing is sent, so that the same records are bad in all of them. A value passes
+if a pickle of it can be made and undone, and if no other process would look in vain for its class: one that a recipe
+itself, or a notebook, defines is known there alone.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from zephon.columns import HIDDEN, Block, Objects
+from zephon.ops.base import Faults, said
+from zephon.recipe import is_recipe_module
+
+
+def sendable(block: Block, operator: str | None, faults: Faults) -> Block:
+    """The records that can be sent to another process; `operator` is the one whose function made the others.
+
+    None: nobody was there who could make any.
+    """
+    if operator is None:
+        return block
+    bad: dict[int, str] = {}
+    for record, cause in sorted(unsendable(block)):
+        bad.setdefault(record, cause)
+    if not bad:
+        return block
+    for record, cause in bad.items():
+        faults.bad(block.sample_of(record), operator, cause)
+    return block.take(np.array([record for record in range(len(block)) if record not in bad], np.int64))
+
+
+def unsendable(block: Block) -> Iterator[tuple[int, str]]:
+    """The records that cannot be sent, field by field, with what is wrong with each."""
+    for name, column in block.fields.items():
+        if isinstance(column, Objects) and why_not_sent(column.values) is not None:
+            for record, value in enumerate(column.values):
+                error = why_not_sent(value)
+                if error is not None:
+                    yield record, _cause(name, value, error)
+
+
+def why_not_sent(value: Any) -> BaseException | None:
+    """Why a value cannot be sent to another process; None if it can."""
+    made = io.BytesIO()
+    try:
+        pickler = _Pickler(made)
+        pickler.dump(value)
+        if pickler.rebuilds:
+            pickle.loads(made.getbuffer())
+    except Exception as error:
+        return error
+    return None
+
+
+def _cause(name: str, value: Any, error: BaseException) -> str:
+    """What is wrong with a field's value, in words. The only hidden field with values of a user's is that of tags."""
+    field, held = f"field {name!r} holds", value
+    if name.startswith(HIDDEN):
+        field = "its meta's tags hold"
+        for key, tag in value.items() if isinstance(value, dict) else ():
+            why = why_not_sent(tag)
+            if why is not None:
+                field, held, error = f"its meta's tags hold, as {key!r},", tag, why
+                break
+    kind = type(held).__qualname__
+    return (
+        f"{field} {'an' if kind[:1].lower() in 'aeiou' else 'a'} {kind} that cannot be sent to another process "
+        f"({said(error)}): return arrays, numbers, str, bytes or objects that can be pickled"
+    )
+
+
+class _Pickler(pickle.Pickler):
+    """A pickler that refuses what only this process knows. `rebuilds`: whether undoing its pickle calls anything."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file, 5)
+        self.rebuilds = False
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is np.ndarray and not value.dtype.hasobject:
+            return NotImplemented
+        self.rebuilds = True
+        if isinstance(value, (type, FunctionType)) and "<" not in value.__qualname__:
+            module = value.__module__
+            if module == "__main__" or is_recipe_module(module):
+                what = "class" if isinstance(value, type) else "function"
+                raise pickle.PicklingError(
+                    f"the {what} {value.__qualname__} is the recipe's own, which ranks do not import: define it in a "
+                    "module that both import"
+                )
+        return NotImplemented
