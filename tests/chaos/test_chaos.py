@@ -128,20 +128,25 @@ def job(runtime_folder: Path, leaves_nothing_behind: None) -> Iterator[Job]:
     found.close()
 
 
-EVENLY = ["worker", "engine", "daemon"]
-CHEAPLY = ["worker", "engine", "worker", "daemon", "engine", "worker"]
-"""A daemon costs ten times as long as a worker until it is back."""
+HANG = 60.0
+"""Seconds within which every rank has to have the next batches, whatever was killed, on a machine that is busy."""
+
+DOZEN = ["worker"] * 5 + ["engine"] * 4 + ["daemon"] * 2 + ["rank"]
+STOPS = 2
+"""Of a dozen kills who is killed, and how often something is stopped meanwhile. A worker is back in no time, a daemon
+and the ranks, all of which start again with any of them, cost the most."""
 
 
-def blows(chance: random.Random, kills: int, kinds: list[str]) -> Iterator[tuple[str, int]]:
-    """What is done to whom: a twelfth of the kills are of ranks, each of which costs all of them a start."""
-    for number in range(kills):
-        if number % 12 == 5:
-            yield "rank", signal.SIGKILL
-        else:
-            yield kinds[number % len(kinds)], signal.SIGKILL
-        if number % len(kinds) == 0:
-            yield chance.choice([*kinds, "rank"]), signal.SIGSTOP
+def blows(chance: random.Random, kills: int) -> Iterator[tuple[str, int]]:
+    """What is done to whom, in any order."""
+    killed = 0
+    while killed < kills:
+        dozen = [(kind, signal.SIGKILL) for kind in DOZEN]
+        dozen += [(kind, signal.SIGSTOP) for kind in chance.sample(sorted(set(DOZEN)), STOPS)]
+        for kind, number in chance.sample(dozen, len(dozen)):
+            if killed < kills:
+                killed += number == signal.SIGKILL
+                yield kind, number
 
 
 def strike(job: Job, chance: random.Random, kind: str, number: int) -> None:
@@ -156,29 +161,25 @@ def strike(job: Job, chance: random.Random, kind: str, number: int) -> None:
 
     pid = until(struck)
     if number == signal.SIGSTOP:
-        threading.Event().wait(chance.uniform(0.05, 1.0))
+        threading.Event().wait(chance.uniform(0.05, 0.8))
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize(
-    ("kills", "seed", "kinds"),
+    ("kills", "seed"),
     [
-        pytest.param(12, 1, CHEAPLY, id="12 kills"),
-        pytest.param(20, 1, CHEAPLY, marks=pytest.mark.soak, id="20 kills"),
-        pytest.param(60, 2, EVENLY, marks=[pytest.mark.soak, pytest.mark.timeout(1800)], id="60 kills"),
-        pytest.param(500, 3, EVENLY, marks=[pytest.mark.soak, pytest.mark.timeout(14400)], id="500 kills"),
+        pytest.param(60, 1, marks=pytest.mark.timeout(400), id="60 kills"),
+        pytest.param(500, 2, marks=[pytest.mark.soak, pytest.mark.timeout(3600)], id="500 kills"),
     ],
 )
-def test_whatever_is_killed_every_global_step_is_that_of_a_quiet_run(
-    job: Job, kills: int, seed: int, kinds: list[str]
-) -> None:
+def test_whatever_is_killed_every_global_step_is_that_of_a_quiet_run(job: Job, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     try:
-        for kind, number in blows(chance, kills, kinds):
+        for kind, number in blows(chance, kills):
             # `step` is that of an earlier life while ranks that were killed come up to it again.
             wanted = job.step + chance.randrange(1, 4)
-            until(lambda wanted=wanted: job.step >= wanted or job.program.process.poll() is not None, 60)
+            until(lambda wanted=wanted: job.step >= wanted or job.program.process.poll() is not None, HANG)
             assert job.program.process.poll() is None, "the job has ended"
             strike(job, chance, kind, number)
         last = job.end_after(10)
