@@ -3,7 +3,8 @@
 A small row group is one segment. A large one (a million rows is what many writers make by default) is decoded step by
 step by a *cursor* that stands in it, segments of a few MB at a time: lanes that walk through it side by side find each
 other's segments in a cache of bounded size, and no reader ever holds it whole. Going back in a large row group decodes
-it again from its start.
+it again from its start. A segment of which as many rows were read as it has is kept no longer: an epoch needs each
+row once.
 
 Consecutive rows of one segment are views of Arrow's memory. A file with damaged pages or footer is a `DatasetError`.
 """
@@ -14,6 +15,7 @@ import functools
 import hashlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -135,7 +137,7 @@ class _OpenParquet:
         return Piece(Block.concat(blocks).fields, bad)
 
     def _segments(self, rows: IntArray, names: tuple[str, ...]) -> Iterator[tuple[int, int, pa.RecordBatch, int]]:
-        """For each segment that holds some of the rows: their places `low` to `high`, the segment, its first row."""
+        """For each segment that holds some of the rows: their places `low` to `high`, its batch, its first row."""
         low = 0
         while low < len(rows):
             group = int(np.searchsorted(self._ends, rows[low], side="right")) - 1
@@ -143,7 +145,7 @@ class _OpenParquet:
             number = (int(rows[low]) - begin) // step
             end = min(begin + (number + 1) * step, int(self._ends[group + 1]))
             high = int(np.searchsorted(rows, end, side="left"))
-            yield low, high, self._segment(group, number, names, step), begin + number * step
+            yield low, high, self._segment(group, number, names, step, high - low), begin + number * step
             low = high
 
     def _step(self, group: int, names: tuple[str, ...]) -> int:
@@ -157,15 +159,23 @@ class _OpenParquet:
             self._steps[group, names] = step
         return step
 
-    def _segment(self, group: int, number: int, names: tuple[str, ...], step: int) -> pa.RecordBatch:
+    def _segment(self, group: int, number: int, names: tuple[str, ...], step: int, rows: int) -> pa.RecordBatch:
+        """A segment of which so many rows are read now."""
         whole = step >= self._file.metadata.row_group(group).num_rows
         decoded = resources().row_groups if whole else resources().segments
-        key = (self._key, group, names)
-        found = decoded.find((*key, number))
-        if found is not None:
-            return found
+        key = (self._key, group, names, number)
+        found: _Segment | None = decoded.find(key)
+        if found is None:
+            found = self._decode(decoded, group, number, names, step)
+        found.unread -= rows
+        if found.unread <= 0:
+            decoded.drop(key)
+        return found.batch
+
+    def _decode(self, decoded: Recent, group: int, number: int, names: tuple[str, ...], step: int) -> _Segment:
+        """That segment, and those that lie before it and were not decoded yet, put with what is decoded."""
         with self._lock:
-            found = decoded.find((*key, number))  # another thread may have been here
+            found: _Segment | None = decoded.find((self._key, group, names, number))  # by another thread meanwhile
             if found is not None:
                 return found
             cursor = self._cursors.find((group, names))
@@ -174,7 +184,8 @@ class _OpenParquet:
             try:
                 while True:
                     at, batch = cursor.next, cursor.advance()
-                    decoded.put((*key, at), batch, max(1, batch.get_total_buffer_size()))
+                    found = _Segment(batch, batch.num_rows)
+                    decoded.put((self._key, group, names, at), found, max(1, batch.get_total_buffer_size()))
                     if at == number:
                         break
             except BaseException:
@@ -182,7 +193,15 @@ class _OpenParquet:
                 raise
             if cursor.finished:
                 self._cursors.drop((group, names))
-            return batch
+            return found
+
+
+@dataclass
+class _Segment:
+    """Decoded rows, and how many of them have not been read."""
+
+    batch: pa.RecordBatch
+    unread: int
 
 
 class _Cursor:

@@ -140,6 +140,17 @@ def test_consecutive_rows_are_views_of_one_decoded_segment(tmp_path: Path) -> No
     assert second.fields["s"].to_list() == [f"row {i}" for i in range(400, 900)]
 
 
+def test_a_segment_is_kept_until_all_its_rows_were_read_and_decoded_again_where_one_is_wanted_once_more(
+    tmp_path: Path,
+) -> None:
+    dataset = written(tmp_path / "a.parquet", {"n": list(range(1000))})
+    kept = []
+    for rows in (range(900, 1000), range(400), range(400, 900), range(400, 900)):
+        assert fetch(dataset, rows).fields["n"].to_list() == list(rows)
+        kept.append(resources().row_groups.weight)
+    assert kept[0] == kept[1] > kept[2] < kept[3]
+
+
 def test_only_needed_columns_are_read_and_absent_ones_are_absent(tmp_path: Path) -> None:
     dataset = written(tmp_path / "a.parquet", {"a.b": [1, 2], "a": [{"b": 3}, {"b": 4}], "c": ["x", "y"]})
     assert fetch(dataset, [1, 0], frozenset({"a.b", "nothing"})).to_rows() == [{"a.b": 2}, {"a.b": 1}]
