@@ -133,7 +133,7 @@ class _Offsets(Column):
     @property
     def lengths(self) -> IntArray:
         """int64 `[n]`."""
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     def take(self: _R, index: IntArray) -> _R:
         starts, lengths = self.offsets[:-1].take(index), self.lengths.take(index)

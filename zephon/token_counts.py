@@ -46,9 +46,9 @@ class DrawnCounts:
         if not len(block) or block.sample_offsets is not None:
             return
         samples, size = block.samples, len(self.samples)
-        first = np.empty(len(samples), np.bool_)
-        first[0] = True
-        np.any(samples[1:] != samples[:-1], axis=1, out=first[1:])
+        other = samples[1:] != samples[:-1]
+        # A sample's place in its lane is its own.
+        first = np.append(True, other[:, 3] if samples.shape[1] == 4 else other.any(axis=1))
         dataset = samples[:, 0]
         self.samples += np.bincount(dataset[first], minlength=size)
         tokens = tokens_of_records(block)

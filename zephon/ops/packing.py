@@ -44,8 +44,9 @@ def wrapped(lengths: IntArray, capacity: int) -> Segments:
     """Documents of `lengths` (all at least 1) laid end to end from a sequence's beginning."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    bounds = np.sort(np.concatenate((ends, np.arange(capacity, total + 1, capacity))))
-    bounds = bounds[np.diff(bounds, prepend=0) > 0]
-    length = np.diff(bounds, prepend=0)
-    starts = bounds - length
-    return Segments(np.searchsorted(ends, starts, "right"), starts // capacity, length)
+    bounds = np.concatenate((np.zeros(1, np.int64), ends, np.arange(capacity, total + 1, capacity)))
+    bounds.sort()
+    length = bounds[1:] - bounds[:-1]
+    real = length > 0
+    bounds, length = bounds[1:][real], length[real]
+    return Segments(np.searchsorted(ends, bounds), (bounds - 1) // capacity, length)

@@ -33,7 +33,7 @@ class Documents(NamedTuple):
 
     @property
     def lengths(self) -> IntArray:
-        return np.diff(self.offsets)
+        return self.offsets[1:] - self.offsets[:-1]
 
     def take(self, index: IntArray) -> Documents:
         starts, lengths = self.offsets[:-1][index], self.lengths[index]

@@ -30,7 +30,7 @@ from __future__ import annotations
 import functools
 import pickle
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -46,34 +46,47 @@ _MAGIC = b"ZB1\0"
 _INT64 = np.dtype(np.int64)
 _UINT8 = np.dtype(np.uint8)
 _FIXED, _RAGGED, _TEXT, _BYTES, _OBJECTS = range(5)
+_OF_OFFSETS: dict[int, type[Ragged | Text | Bytes]] = {_RAGGED: Ragged, _TEXT: Text, _BYTES: Bytes}
 _FEW = 64
+_FORMS, _FEW_FIELDS, _SMALL = 128, 32, 1024  # forms that are kept: those of few fields, of small headers
 
 
-def _aligned(position: int) -> int:
-    return (position + 63) & ~63
+class _Array(NamedTuple):
+    """Where one array lies."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    position: int
+
+
+class _Form(NamedTuple):
+    """What a header says. Batches of a lane differ in little more than their bytes, so forms are kept."""
+
+    head: Buffer
+    records: int
+    samples: _Array
+    sample_offsets: _Array | None
+    fields: tuple[tuple[str, int, _Array | None, _Array], ...]
+    """Of each: its name, its kind, its offsets, its values."""
+    positions: tuple[int, ...]
+    """Of all arrays, in their order."""
+    nbytes: int
 
 
 class Layout:
     """Where each array of one block goes. `nbytes` is the number of bytes that `write` fills."""
 
-    __slots__ = ("_arrays", "_header", "nbytes")
+    __slots__ = ("_arrays", "_form", "nbytes")
 
-    def __init__(self, header: bytes, arrays: list[AnyArray]) -> None:
-        position = _PREFIX.size + len(header)
-        self._arrays: list[tuple[int, AnyArray]] = []
-        for array in arrays:
-            position = _aligned(position)
-            self._arrays.append((position, array))
-            position += array.nbytes
-        self.nbytes = position
-        self._header = _PREFIX.pack(_MAGIC, len(header), position) + header
+    def __init__(self, form: _Form, arrays: list[AnyArray]) -> None:
+        self._form, self._arrays, self.nbytes = form, arrays, form.nbytes
 
     def write(self, buffer: Buffer) -> None:
         """Copies the block into `buffer` (uint8, contiguous, at least `nbytes` bytes)."""
         if len(buffer) < self.nbytes:
             raise ValueError(f"a block of {self.nbytes} bytes does not fit into {len(buffer)}")
-        buffer[: len(self._header)] = np.frombuffer(self._header, np.uint8)
-        for position, array in self._arrays:
+        buffer[: len(self._form.head)] = self._form.head
+        for position, array in zip(self._form.positions, self._arrays, strict=True):
             np.ndarray(array.shape, array.dtype, buffer, position)[...] = array
 
 
@@ -85,25 +98,36 @@ def measure(block: Block) -> Layout:
         arrays.append(block.sample_offsets)
     fields = []
     for name, column in block.fields.items():
-        if type(name) is not str:
-            raise SettingError(f"a field is named {name!r}: names of fields are str")
         if type(column) is Fixed:
-            values = column.values
-            fields.append((name, _FIXED, values.dtype.str, values.shape))
+            kind, values = _FIXED, column.values
         elif isinstance(column, (Ragged, Bytes)):
             compact = column.compact()
-            values = compact.values
             kind = _RAGGED if isinstance(column, Ragged) else _TEXT if isinstance(column, Text) else _BYTES
-            fields.append((name, kind, values.dtype.str, values.shape))
+            values = compact.values
             arrays.append(compact.offsets)
         else:
-            values = _pickled(name, column, block)
-            fields.append((name, _OBJECTS, values.dtype.str, values.shape))
-        if values.dtype.kind in "OVT":
-            raise SettingError(f"field {name!r}: arrays of dtype {values.dtype} cannot be laid out; use Objects")
+            kind, values = _OBJECTS, _pickled(name, column, block)
+        fields.append((name, kind, values.dtype, values.shape))
         arrays.append(values)
-    head = (len(block), *block.samples.shape, block.sample_offsets is not None, fields)
-    return Layout(msgpack.packb(head, unicode_errors="surrogatepass"), arrays)
+    samples, width = block.samples.shape
+    form_of = _kept_form_of if len(fields) <= _FEW_FIELDS else _form_of
+    return Layout(form_of(len(block), samples, width, block.sample_offsets is not None, tuple(fields)), arrays)
+
+
+def _form_of(
+    records: int, samples: int, width: int, packed: bool, fields: tuple[tuple[str, int, Any, tuple[int, ...]], ...]
+) -> _Form:
+    """The form of a block that is to be written."""
+    for name, _, dtype, _ in fields:
+        if type(name) is not str:
+            raise SettingError(f"a field is named {name!r}: names of fields are str")
+        if dtype.kind in "OVT":
+            raise SettingError(f"field {name!r}: arrays of dtype {dtype} cannot be laid out; use Objects")
+    described = [(name, kind, dtype.str, shape) for name, kind, dtype, shape in fields]
+    return _form(msgpack.packb((records, samples, width, packed, described), unicode_errors="surrogatepass"))
+
+
+_kept_form_of = functools.lru_cache(_FORMS)(_form_of)
 
 
 def _pickled(name: str, column: Column, block: Block) -> Buffer:
@@ -175,39 +199,6 @@ class PickledObjects(Objects):
         return Objects, (self.values,)
 
 
-class _Reader:
-    """Takes arrays one after another out of a buffer, never beyond `end`."""
-
-    __slots__ = ("buffer", "end", "position")
-
-    def __init__(self, buffer: Buffer, position: int, end: int) -> None:
-        self.buffer, self.position, self.end = buffer, position, end
-
-    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> AnyArray:
-        size = dtype.itemsize
-        for length in shape:
-            if type(length) is not int or length < 0:
-                raise ProtocolError(f"corrupt block: an array has the shape {shape}")
-            size *= length
-        start = _aligned(self.position)
-        self.position = start + size
-        if self.position > self.end and size:
-            raise ProtocolError(f"corrupt block: an array of {size} bytes at {start} ends beyond {self.end} bytes")
-        return np.ndarray(shape, dtype, self.buffer, start if size else 0)
-
-    def offsets(self, records: int, total: int) -> AnyArray:
-        """int64 `[records + 1]` that rise from 0 to `total`."""
-        offsets = self.array((records + 1,), _INT64)
-        if records < _FEW:  # of a batch: Python is done with so few before numpy has begun
-            found = offsets.tolist()
-            rise = found[0] == 0 and found[-1] == total and found == sorted(found)
-        else:
-            rise = offsets[0] == 0 and offsets[-1] == total and not (offsets[1:] < offsets[:-1]).any()
-        if not rise:
-            raise ProtocolError(f"corrupt block: the offsets of {records} records do not rise from 0 to {total}")
-        return offsets
-
-
 def read(buffer: Buffer) -> Block:
     """The block in `buffer` (uint8, contiguous), as views: nothing is copied, and each array keeps `buffer` alive.
 
@@ -232,39 +223,82 @@ def _read(buffer: Buffer) -> Block:
     start = _PREFIX.size + size
     if magic != _MAGIC or not start <= total <= len(buffer):
         raise ProtocolError(f"no block begins here: {magic!r}, {size} bytes of header, {total} of {len(buffer)} bytes")
-    header = msgpack.unpackb(buffer[_PREFIX.size : start], unicode_errors="surrogatepass")
-    records, samples, width, packed, described = header
-    reader = _Reader(buffer, start, total)
+    header = buffer[_PREFIX.size : start].tobytes()
+    form = _kept_form(header) if size <= _SMALL else _form(header)
+    if form.nbytes > total:
+        raise ProtocolError(f"corrupt block: its arrays end at byte {form.nbytes}, beyond its {total} bytes")
+    rows, of_records = _array(buffer, form.samples), None
+    if form.sample_offsets is not None:
+        of_records = _offsets(buffer, form.sample_offsets, len(rows))
+    fields: dict[str, Column] = {}
+    for name, kind, offsets, values in form.fields:
+        array = _array(buffer, values)
+        if kind == _FIXED:
+            fields[name] = Fixed(array)
+        elif offsets is None:
+            fields[name] = PickledObjects(name, array, form.records)
+        else:
+            fields[name] = _OF_OFFSETS[kind](array, _offsets(buffer, offsets, len(array)))
+    return Block(fields, rows, of_records)
+
+
+def _array(buffer: Buffer, at: _Array) -> AnyArray:
+    return np.ndarray(at.shape, at.dtype, buffer, at.position)
+
+
+def _offsets(buffer: Buffer, at: _Array, total: int) -> AnyArray:
+    """int64 `[records + 1]` that rise from 0 to `total`."""
+    offsets = _array(buffer, at)
+    if len(offsets) <= _FEW:  # of a batch: Python is done with so few before numpy has begun
+        found = offsets.tolist()
+        rise = found[0] == 0 and found[-1] == total and found == sorted(found)
+    else:
+        rise = offsets[0] == 0 and offsets[-1] == total and not (offsets[1:] < offsets[:-1]).any()
+    if not rise:
+        raise ProtocolError(f"corrupt block: the offsets of {len(offsets) - 1} records do not rise from 0 to {total}")
+    return offsets
+
+
+def _form(header: bytes) -> _Form:
+    """What a header says, checked as far as it can be without the bytes that follow."""
+    records, samples, width, packed, described = msgpack.unpackb(header, unicode_errors="surrogatepass")
     if type(records) is not int or records < 0 or type(packed) is not bool or (not packed and samples != records):
         raise ProtocolError(f"corrupt block: {records!r} records of {samples!r} samples")
     if width not in (3, 4):
         raise ProtocolError(f"corrupt block: samples of {width!r} columns")
-    sample_rows = reader.array((samples, width), _INT64)
-    sample_offsets = reader.offsets(records, samples) if packed else None
-    fields: dict[str, Column] = {}
-    for name, kind, dtype, shape in described:
+    position = _PREFIX.size + len(header)
+    positions: list[int] = []
+
+    def placed(shape: tuple[int, ...], dtype: np.dtype[Any] = _INT64) -> _Array:
+        nonlocal position
+        size = dtype.itemsize
+        for length in shape:
+            if type(length) is not int or length < 0:
+                raise ProtocolError(f"corrupt block: an array has the shape {shape}")
+            size *= length
+        start = (position + 63) & ~63
+        position = start + size
+        positions.append(start if size else 0)
+        return _Array(shape, dtype, positions[-1])
+
+    rows = placed((samples, width))
+    of_records = placed((records + 1,)) if packed else None
+    fields: dict[str, tuple[str, int, _Array | None, _Array]] = {}
+    for name, kind, code, shape in described:
         if type(name) is not str or name in fields:
             raise ProtocolError(f"corrupt block: a field is named {name!r}")
-        fields[name] = _column(reader, records, name, kind, _dtype(dtype), tuple(shape))
-    return Block(fields, sample_rows, sample_offsets)
-
-
-def _column(
-    reader: _Reader, records: int, name: str, kind: int, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> Column:
-    if kind == _FIXED:
-        if not shape or shape[0] != records:
+        if type(kind) is not int or not _FIXED <= kind <= _OBJECTS:
+            raise ProtocolError(f"corrupt block: field {name!r} is of no known kind ({kind!r})")
+        if len(shape) != 1 if kind != _FIXED else not shape or shape[0] != records:
             raise ProtocolError(f"corrupt block: field {name!r} has the shape {shape} in {records} records")
-        return Fixed(reader.array(shape, dtype))
-    (length,) = shape
-    if kind == _OBJECTS:
-        return PickledObjects(name, reader.array(shape, _UINT8), records)
-    offsets = reader.offsets(records, length)
-    if kind == _RAGGED:
-        return Ragged(reader.array(shape, dtype), offsets)
-    if kind not in (_TEXT, _BYTES):
-        raise ProtocolError(f"corrupt block: field {name!r} is of no known kind ({kind!r})")
-    return (Text if kind == _TEXT else Bytes)(reader.array(shape, _UINT8), offsets)
+        offsets = placed((records + 1,)) if kind in _OF_OFFSETS else None
+        dtype = _dtype(code) if kind in (_FIXED, _RAGGED) else _UINT8
+        fields[name] = name, kind, offsets, placed(tuple(shape), dtype)
+    head = np.frombuffer(_PREFIX.pack(_MAGIC, len(header), position) + header, np.uint8)
+    return _Form(head, records, rows, of_records, tuple(fields.values()), tuple(positions), position)
+
+
+_kept_form = functools.lru_cache(_FORMS)(_form)
 
 
 @functools.lru_cache(64)

@@ -60,6 +60,13 @@ def test_a_block_read_is_the_block_written(block: Block, spare: int) -> None:
     assert block_digest(canonical(back)) == block_digest(canonical(block))
 
 
+@pytest.mark.parametrize("count", [1, 100])
+def test_blocks_that_differ_in_one_length_are_each_read_as_they_were_written(count: int) -> None:
+    for length in (5, 6, 5):
+        block = Block({str(n): column_of([np.arange(n), np.arange(length)]) for n in range(count)}, samples_of(2))
+        assert block_digest(read(written(block))) == block_digest(block)
+
+
 @given(packed_blocks(min_size=1), st.data())
 def test_a_slice_is_written_compact(block: Block, data: st.DataObject) -> None:
     low, high = sorted(data.draw(st.tuples(*[st.integers(0, len(block))] * 2)))
