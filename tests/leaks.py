@@ -30,6 +30,8 @@ class Leaks:
     """Takes stock when made, compares in `after_the_test`."""
 
     def __init__(self, mark: str, folder: Path) -> None:
+        # What is here before is not searched each time that garbage is collected: that took longer than many a test.
+        gc.freeze()
         self.mark = mark.encode()
         self.folder = folder
         self.before = {(p.pid, p.create_time()) for p in _children()}
