@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from zephon.arguments import recipe_level
 from zephon.errors import RunFailed
-from zephon.frontiers import Checkpoint, Frontier
+from zephon.frontiers import Checkpoint, Frontier, beginnings, furthest
 from zephon.lanes import RoundRobin, epoch_end_report, owned_lanes, released_rounds
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
@@ -95,11 +95,13 @@ class EmbeddedRun:
             run.drop()
         self.epoch = epoch
         self._delivered = False
-        self._starts = checkpoint.lanes if checkpoint else {lane: Frontier() for lane in range(self.plan.lanes)}
+        self._starts = checkpoint.lanes if checkpoint else self._beginnings()
         self._totals = self.plan.lane_totals(epoch) if self.plan.settings.even_ends else None
-        most = max(frontier.records for frontier in self._starts.values())
         self.turns = RoundRobin(
-            {lane: self._starts[lane].records for lane in self.lanes}, most, self.plan.microbatch_size
+            {lane: self._starts[lane].records for lane in self.lanes},
+            furthest(self._starts.values()),
+            self.plan.microbatch_size,
+            {lane: self._starts[lane].stands for lane in self.lanes},
         )
         self._runs = {
             lane: LaneRun(LaneProducer(self.plan, epoch, lane, self._starts[lane], self._task_samples), self.pool)
@@ -236,10 +238,14 @@ class EmbeddedRun:
         """
         epoch, lanes = self.epoch, dict(self._starts)
         if self._delivered and self._alone and self.at_end():
-            epoch, lanes = epoch + 1, {lane: Frontier() for lane in range(self.plan.lanes)}
+            epoch, lanes = epoch + 1, self._beginnings()
         elif self._delivered:
-            lanes = {lane: run.producer.frontier(self.turns.records[lane]) for lane, run in self._runs.items()}
+            turns = self.turns
+            lanes = {n: run.producer.frontier(turns.records[n], turns.stands[n]) for n, run in self._runs.items()}
         return Checkpoint(self.plan.identity, epoch, lanes).to_json()
+
+    def _beginnings(self) -> dict[int, Frontier]:
+        return beginnings(self.plan.lanes, self.plan.settings.drop_last)
 
 
 def _warn_own_end(run: EmbeddedRun) -> None:

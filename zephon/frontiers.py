@@ -5,6 +5,10 @@ that window began (`offset`) and how many in all (`records`). Any window that be
 record will do: a stale frontier costs replay, never data. Where a user's own work source holds state, its state at
 that window's beginning belongs to the frontier (`source`, as JSON text: `zephon.source_state`).
 
+A lane that has run out keeps its turns where short and empty batches are delivered (`drop_last=False`), so there a
+frontier also names the place in turn-taking that the lane has come to (`stands`): else nobody could say, inside a
+round, whether the empty batch of such a lane was delivered or is still due.
+
 A checkpoint is plain JSON: the run's identity and one frontier a lane. A partial one holds the lanes of some groups
 only and says so; `merge_checkpoints` joins the parts.
 """
@@ -46,6 +50,13 @@ class Frontier:
     records: int = 0
     skipped: int = 0
     source: str = ""
+    stands: int | None = None
+    """Where it stands in turn-taking; None if that is not said: with `drop_last`, or by a version before this."""
+
+    @property
+    def place(self) -> int:
+        """Where it stands in turn-taking: at its records, unless it has run out."""
+        return self.records if self.stands is None else self.stands
 
     @property
     def announcement(self) -> Announcement:
@@ -54,16 +65,28 @@ class Frontier:
 
     def to_json(self) -> dict[str, Any]:
         out = {"chunk": self.chunk, "offset": self.offset, "records": self.records, "skipped": self.skipped}
+        if self.stands is not None:
+            out["stands"] = self.stands
         return {**out, "source": json.loads(self.source)} if self.source else out
 
 
-def frontier_at(announcements: Sequence[Announcement], records: int) -> Frontier:
+def beginnings(lanes: int, drop_last: bool) -> dict[int, Frontier]:
+    """The frontiers of an epoch's beginning."""
+    return {lane: Frontier(stands=None if drop_last else 0) for lane in range(lanes)}
+
+
+def furthest(frontiers: Iterable[Frontier]) -> int:
+    """Where the lane stands that has come furthest: what rounds are counted from (M)."""
+    return max(frontier.place for frontier in frontiers)
+
+
+def frontier_at(announcements: Sequence[Announcement], records: int, stands: int | None = None) -> Frontier:
     """The frontier of a lane that has delivered `records`, from its announcements in ascending order."""
     at = bisect_right(announcements, records, key=lambda a: a.records) - 1
     if at < 0:
         raise CheckpointError(f"no known window begins at or before record {records}")
     chunk, begins, skipped, source = announcements[at]
-    return Frontier(chunk, records - begins, records, skipped, source)
+    return Frontier(chunk, records - begins, records, skipped, source, stands)
 
 
 @dataclass(frozen=True)
@@ -82,8 +105,8 @@ class Checkpoint:
 
     @property
     def most(self) -> int:
-        """The most records that any lane has delivered."""
-        return max(frontier.records for frontier in self.lanes.values())
+        """Where the lane stands that has come furthest."""
+        return furthest(self.lanes.values())
 
     @property
     def missing(self) -> list[int]:
@@ -122,9 +145,12 @@ def parse_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
             raise CheckpointError(f"malformed checkpoint: lane {_shown(key)} of {replicas} lanes")
         names = ("chunk", "offset", "records", "skipped")
         numbers = {n: _count(entry.get(n, 0 if n == "skipped" else None), f"lane {lane}: {n}") for n in names}
-        frontiers[lane] = Frontier(**numbers, source=_source(entry, lane))
+        stands = _count(entry["stands"], f"lane {lane}: stands") if "stands" in entry else None
+        frontiers[lane] = Frontier(**numbers, source=_source(entry, lane), stands=stands)
         if frontiers[lane].offset > frontiers[lane].records:
             raise CheckpointError(f"malformed checkpoint: lane {lane}: offset exceeds records")
+        if frontiers[lane].place < frontiers[lane].records:
+            raise CheckpointError(f"malformed checkpoint: lane {lane}: it stands before its records")
     checkpoint = Checkpoint(dict(identity), epoch, frontiers)
     if state.get("complete") and checkpoint.missing:
         raise CheckpointError(f"the checkpoint says it is complete but has no entry for lanes {checkpoint.missing}")
@@ -180,9 +206,9 @@ def _agreed(parts: Iterable[tuple[int, Checkpoint]]) -> dict[int, Frontier]:
     for number, part in parts:
         for lane, frontier in part.lanes.items():
             other, known = lanes.setdefault(lane, (number, frontier))
-            if known.records != frontier.records:
+            if (known.records, known.place) != (frontier.records, frontier.place):
                 raise CheckpointError(
-                    f"lane {lane} stands at record {known.records} in part {other} and at {frontier.records} in part "
+                    f"lane {lane} stands at record {known.place} in part {other} and at {frontier.place} in part "
                     f"{number}: take the states of all groups at the same step"
                 )
     return {lane: frontier for lane, (_, frontier) in lanes.items()}

@@ -79,11 +79,22 @@ class RoundRobin:
     stop inside a round, lanes behind `most` first catch up: those batches end no round, and belong to round 0 or lower,
     so that they are delivered even where the data has no full round beyond. A lane that has run out of records keeps
     its turns (short or empty batches), so it stands where the others do while `records` says what it delivered.
+
+    `stands` says where the lanes stand at the beginning. A lane of which it does not (None, or no entry) stands at its
+    records, and has no empty batch to catch up with.
     """
 
-    def __init__(self, records: Mapping[int, int], most: int, microbatch_size: int) -> None:
+    def __init__(
+        self,
+        records: Mapping[int, int],
+        most: int,
+        microbatch_size: int,
+        stands: Mapping[int, int | None] | None = None,
+    ) -> None:
+        known = {lane: place for lane, place in (stands or {}).items() if place is not None}
         self.records = dict(records)
-        self.stands = dict(sorted(records.items()))
+        self.stands = {lane: known.get(lane, count) for lane, count in sorted(records.items())}
+        self._unsaid = self.stands.keys() - known.keys()
         self.most, self.microbatch_size = most, microbatch_size
         self.rounds = 0
         self._goal = most + microbatch_size
@@ -110,9 +121,10 @@ class RoundRobin:
     def is_void(self, lane: int, count: int) -> bool:
         """Whether the lane's next batch, of `count` records, is not to be handed over.
 
-        So it is with a lane that had run out before the state was taken: it has nothing to catch up with.
+        So it is with a lane that had run out before the state was taken, where the state does not say that its empty
+        batches are still due.
         """
-        return not count and self.stands[lane] < self.most
+        return not count and lane in self._unsaid and self.stands[lane] < self.most
 
     def deliver(self, lane: int, count: int) -> bool:
         """Note that the lane's next batch, of `count` records, was handed over. True if that ends a round."""
@@ -148,16 +160,25 @@ def batch_round(until: int, most: int, microbatch_size: int) -> int:
 
 
 def is_spent(
-    starts: Mapping[int, int], totals: Mapping[int, int], most: int, rounds: int, microbatch_size: int
+    starts: Mapping[int, int],
+    totals: Mapping[int, int],
+    most: int,
+    rounds: int,
+    microbatch_size: int,
+    stands: Mapping[int, int | None],
 ) -> bool:
-    """Whether a state was the end of its epoch: no lane has a record left in the `rounds` that may be delivered.
+    """Whether a state was the end of its epoch: no lane has a record left in the `rounds` that may be delivered, nor
+    an empty batch due. `starts` are the records delivered before, `stands` as in `RoundRobin`.
 
     To be asked of all lanes that end together, so that their groups agree on when the next epoch begins.
     """
-    return not any(
-        start < totals[lane] and batch_round(batch_end(start, most, microbatch_size), most, microbatch_size) <= rounds
-        for lane, start in starts.items()
-    )
+    for lane, start in starts.items():
+        stand = stands[lane]
+        due = start < totals[lane] or (stand is not None and stand < most)
+        end = batch_end(start if stand is None else stand, most, microbatch_size)
+        if due and batch_round(end, most, microbatch_size) <= rounds:
+            return False
+    return True
 
 
 def epoch_end_report(

@@ -229,9 +229,11 @@ class LaneProducer:
             add_counts(self._counters, {"failed_batches": faults.skipped})
         return block
 
-    def frontier(self, records: int) -> Frontier:
-        """The lane's frontier once that many records were delivered. Older announcements are forgotten."""
-        frontier = frontier_at(self.announcements, records)
+    def frontier(self, records: int, stands: int) -> Frontier:
+        """The lane's frontier once that many records were delivered and it stands there in turn-taking. Older
+        announcements are forgotten.
+        """
+        frontier = frontier_at(self.announcements, records, None if self.plan.settings.drop_last else stands)
         self.announcements = [a for a in self.announcements if a >= frontier.announcement]
         return frontier
 

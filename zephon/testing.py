@@ -66,8 +66,7 @@ def assert_resumes_exactly(
         for name in _runners(runner, recipe.own_runner):
             check = _Check(recipe, name, measure, follow)
             for number, state in enumerate(states):
-                inside = number > 0 and not measure.stream[number - 1].ends_round
-                check.restored(number, state, 1, set(range(number)), inside)
+                check.restored(number, state, 1, set(range(number)))
             for degree in [degree for degree in degrees if degree > 1][:1]:
                 check.drifting(degree, degrees)
         recipe.close()
@@ -189,11 +188,8 @@ class _Check:
     def __init__(self, recipe: _Recipe, runner: str, measure: _Measure, follow: int | None) -> None:
         self.recipe, self.runner, self.measure, self.follow = recipe, runner, measure, follow
 
-    def restored(self, number: int, state: str, degree: int, done: set[int], inside: bool) -> None:
-        """Restore a state on `degree` groups; `done` are the places of the batches that were delivered before it.
-
-        `inside`: it was taken inside a round. Empty batches leave no trace in a state, so it does not always tell.
-        """
+    def restored(self, number: int, state: str, degree: int, done: set[int]) -> None:
+        """Restore a state on `degree` groups; `done` are the places of the batches that were delivered before it."""
         where = self._where(f"restored after {len(done)} batches", degree)
         after = [batch for place, batch in enumerate(self.measure.stream) if place not in done][: self.follow]
         with _failing(where), self.recipe.groups(state, degree, self.runner, cuts=number + 1) as groups:
@@ -203,7 +199,7 @@ class _Check:
                 run.settle()
                 mine = [batch for batch in after if batch.lane in run.lanes]
                 behind = any(stand < run.turns.most for stand in run.turns.stands.values())
-                if degree == 1 and not inside and not behind:
+                if degree == 1 and not behind:
                     self._as_it_was(where, len(done), groups, run, mine)
                 else:
                     self._lane_by_lane(where, groups, run, mine)
@@ -216,7 +212,7 @@ class _Check:
         where = self._where("not restored", degree)
         with _failing(where), self.recipe.groups(None, degree, self.runner, cuts=1) as groups:
             for number in range(len(left)):
-                self.restored(number, groups.state(), restore_on[number % len(restore_on)], done, True)
+                self.restored(number, groups.state(), restore_on[number % len(restore_on)], done)
                 behind = [run for run in groups.runs if any(stream[n].lane in run.lanes for n in left)]
                 run = behind[(number * number // 3) % len(behind)]
                 at = f"{where}, batch {number}"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zephon.errors import ProtocolError
-from zephon.frontiers import Announcement, Frontier, frontier_at
+from zephon.frontiers import Announcement, Frontier, frontier_at, furthest
 from zephon.lanes import RoundRobin, batch_round, epoch_end_report
 from zephon.transport.protocol import Announced, BatchReady, LaneTotal, Released
 
@@ -36,8 +36,12 @@ class Epoch:
     ) -> None:
         self.number = number
         self.starts = dict(starts)
-        most = max(frontier.records for frontier in starts.values())
-        self.turns = RoundRobin({lane: starts[lane].records for lane in owned}, most, microbatch_size)
+        self.turns = RoundRobin(
+            {lane: starts[lane].records for lane in owned},
+            furthest(starts.values()),
+            microbatch_size,
+            {lane: starts[lane].stands for lane in owned},
+        )
         self.rounds, self.final, self.spent = 0, False, False
         self.released: Released | None = None
         """The furthest that was said of which rounds may be delivered."""
@@ -150,14 +154,17 @@ class Epoch:
         if not turns.rounds or not turns.at_round_end:
             return self.own_frontiers()
         stands = turns.most + turns.rounds * turns.microbatch_size
+        said = None if self._drop_last else stands
         return {
-            lane: frontier_at(windows, turns.records.get(lane, min(stands, self._totals.get(lane, stands))))
+            lane: frontier_at(windows, turns.records.get(lane, min(stands, self._totals.get(lane, stands))), said)
             for lane, windows in self._windows.items()
         }
 
     def own_frontiers(self) -> dict[int, Frontier]:
         """Where this rank's own lanes stand."""
-        return {lane: frontier_at(self._windows[lane], count) for lane, count in self.turns.records.items()}
+        turns = self.turns
+        said = {} if self._drop_last else turns.stands
+        return {lane: frontier_at(self._windows[lane], count, said.get(lane)) for lane, count in turns.records.items()}
 
     def totals(self) -> list[LaneTotal]:
         """The lanes' totals that are known."""

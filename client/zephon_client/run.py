@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from zephon.errors import CheckpointMismatch, ProtocolError
-from zephon.frontiers import Checkpoint, Frontier
+from zephon.frontiers import Checkpoint, Frontier, beginnings
 from zephon.transport.protocol import Announced, Attached, BatchReady, LaneTotal, ReadersLeft, Released
 from zephon.transport.statement import EPOCHS_STATED, Statement
 from zephon_client.epoch import Epoch
@@ -116,7 +116,7 @@ class Run:
         )
 
     def _zeros(self) -> dict[int, Frontier]:
-        return {lane: Frontier() for lane in range(self.plan.lanes)}
+        return beginnings(self.plan.lanes, self.plan.drop_last)
 
     def _epoch(self, number: int) -> Epoch:
         if number not in self._later:

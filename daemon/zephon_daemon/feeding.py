@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
 
-from zephon.frontiers import Frontier
+from zephon.frontiers import Frontier, furthest
 from zephon.plan import Plan
 from zephon_daemon.lane import Lane
 from zephon_daemon.scheduler import CREDITS
@@ -85,7 +85,7 @@ class Feeding:
         per_task = self._records_a_task
         at_once = max(SIDE_BY_SIDE, -(-workers * CREDITS // max(1, len(self._lanes))))
         dry = any(lane.runs_dry for lane in self._lanes.values())
-        most = max(frontier.records for frontier in self._starts.values())
+        most = furthest(self._starts.values())
         for lane in self._lanes.values():
             producer = lane.producer
             behind = max(0, most - lane.written) if lane.epoch == self._first_epoch else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from zephon.frontiers import Frontier
+from zephon.frontiers import Frontier, furthest
 from zephon.lanes import is_spent, released_rounds
 from zephon.plan import Plan
 from zephon.transport.protocol import Released
@@ -48,7 +48,7 @@ class Gates:
             numbers = range(self._plan.lanes) if key[1] < 0 else self._owned[group]
             first = epoch == self._first_epoch
             begins = {n: self._starts[n].records if first else 0 for n in numbers}
-            gate = Gate(max(f.records for f in self._starts.values()) if first else 0, produced=begins)
+            gate = Gate(furthest(self._starts.values()) if first else 0, produced=begins)
             totals = self._plan.lane_totals(epoch)
             if totals is not None:
                 gate.produced = {n: totals[n] for n in numbers}
@@ -89,9 +89,10 @@ class Gates:
         if gate.stated is not None:  # of lanes that have not been produced anew nothing is known but what was said
             return Released(epoch, gate.rounds, gate.final, gate.stated.spent)
         starts = {lane: self._starts[lane].records for lane in gate.produced}
+        stands = {lane: self._starts[lane].stands for lane in gate.produced}
         spent = (
             gate.final
             and epoch == self._first_epoch
-            and is_spent(starts, gate.produced, gate.most, gate.rounds, self._plan.microbatch_size)
+            and is_spent(starts, gate.produced, gate.most, gate.rounds, self._plan.microbatch_size, stands)
         )
         return Released(epoch, gate.rounds, gate.final, spent)

@@ -139,9 +139,9 @@ def digest_of(text: str) -> str:
 
 
 def _key(checkpoint: Checkpoint) -> str:
-    records = {lane: frontier.records for lane, frontier in checkpoint.lanes.items()}
+    places = {lane: (frontier.records, frontier.place) for lane, frontier in checkpoint.lanes.items()}
     try:
-        canonical = json.dumps([checkpoint.identity, checkpoint.epoch, sorted(records.items())], sort_keys=True)
+        canonical = json.dumps([checkpoint.identity, checkpoint.epoch, sorted(places.items())], sort_keys=True)
     except RecursionError as error:
         raise CheckpointError("malformed checkpoint: its identity is nested too deeply") from error
     return hashlib.sha256(canonical.encode()).hexdigest()

@@ -80,6 +80,7 @@ class LiveRun:
             starts=[[f.chunk, f.offset, f.records, f.skipped] for f in starts],
             sources={lane: f.source for lane, f in enumerate(starts) if f.source},
             memory=budget.node,
+            stands={lane: f.stands for lane, f in enumerate(starts) if f.stands is not None},
             warnings=warnings,
         )
 

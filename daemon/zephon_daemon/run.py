@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 
 from zephon.columns import Block
 from zephon.errors import ProtocolError
-from zephon.frontiers import Checkpoint, Frontier
+from zephon.frontiers import Checkpoint, Frontier, beginnings
 from zephon.lanes import batch_end, batch_round, owned_lanes
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
@@ -56,7 +56,7 @@ class Run:
         self.plan, self.slots, self.ring_bytes = plan, slots, ring_bytes
         self.task_samples = task_samples or samples_a_task(plan.chunk_size, plan.sample_bytes)
         self.first_epoch = checkpoint.epoch if checkpoint else 0
-        self.starts = checkpoint.lanes if checkpoint else {lane: Frontier() for lane in range(plan.lanes)}
+        self.starts = checkpoint.lanes if checkpoint else beginnings(plan.lanes, plan.settings.drop_last)
         self.owned = [owned_lanes(plan.lanes, dp_degree, group, strategy) for group in range(dp_degree)]
         self.readers: dict[int, Reader] = {}
         self.expected: dict[int, int] = {}
@@ -80,7 +80,7 @@ class Run:
         self._unplaced.add(group)
         out: list[Instruction] = []
         if statement is None:
-            reader.places = {n: (self.first_epoch, self.starts[n].records) for n in self.owned[group]}
+            reader.places = {n: (self.first_epoch, self.starts[n].place) for n in self.owned[group]}
             self._start_group(group)
         else:
             if statement.stands.keys() != set(self.owned[group]):
@@ -270,7 +270,7 @@ class Run:
             if number not in self.lanes:
                 start = self.starts[number]
                 producer = LaneProducer(self.plan, self.first_epoch, number, start, self.task_samples)
-                self.lanes[number] = Lane(number, group, producer, start.records, start.records)
+                self.lanes[number] = Lane(number, group, producer, start.place, start.records)
 
     def _lanes_of(self, group: int) -> list[Lane]:
         return [self.lanes[number] for number in self.owned[group] if number in self.lanes]

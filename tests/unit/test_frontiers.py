@@ -14,8 +14,10 @@ from zephon.frontiers import Announcement, Checkpoint, Frontier, complete_checkp
 
 NUMBERS = st.integers(0, 2**40)
 FRONTIERS = st.builds(
-    lambda chunk, offset, more, skipped: Frontier(chunk, offset, offset + more, skipped),
-    NUMBERS, NUMBERS, NUMBERS, NUMBERS,
+    lambda chunk, offset, more, skipped, turns: Frontier(
+        chunk, offset, offset + more, skipped, stands=None if turns is None else offset + more + turns
+    ),
+    NUMBERS, NUMBERS, NUMBERS, NUMBERS, st.none() | NUMBERS,
 )  # fmt: skip
 
 
@@ -137,6 +139,8 @@ GOOD = Checkpoint({"canonical_replicas": 2}, 0, {0: Frontier(), 1: Frontier(1, 2
         ({"lanes": {"0": {"chunk": 0, "offset": 0, "records": 2.5}}}, "lane 0: records"),
         ({"lanes": {"0": {"chunk": 0, "offset": -1, "records": 2}}}, "lane 0: offset"),
         ({"lanes": {"0": {"chunk": 0, "offset": 3, "records": 2}}}, "lane 0: offset"),
+        ({"lanes": {"0": {"chunk": 0, "offset": 2, "records": 2, "stands": 1}}}, "lane 0: it stands before"),
+        ({"lanes": {"0": {"chunk": 0, "offset": 2, "records": 2, "stands": None}}}, "lane 0: stands"),
     ],
 )
 def test_a_malformed_checkpoint_is_refused_by_what_is_wrong_with_it(change, named):

@@ -119,7 +119,8 @@ class Attach:
 class Attached:
     """What a client must know of the run. `totals` has each lane's records where arithmetic gives them (else empty);
     `starts` each lane's frontier (chunk, offset, records, skipped), `sources` the state of the work source in those
-    that have one. `memory` is the node's budget in bytes, 0 for none."""
+    that have one, `stands` where in turn-taking those stand that say it. `memory` is the node's budget in bytes, 0 for
+    none."""
 
     identity: str
     lanes: int
@@ -134,11 +135,12 @@ class Attached:
     warnings: list[str]
     sources: dict[int, str] = field(default_factory=dict)
     memory: int = 0
+    stands: dict[int, int] = field(default_factory=dict)
 
     def frontiers(self) -> dict[int, Frontier]:
         """The frontier of each lane that the run started from."""
         return {
-            lane: Frontier(chunk, offset, records, skipped, self.sources.get(lane, ""))
+            lane: Frontier(chunk, offset, records, skipped, self.sources.get(lane, ""), self.stands.get(lane))
             for lane, (chunk, offset, records, skipped) in enumerate(self.starts)
         }
 

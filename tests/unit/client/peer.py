@@ -21,7 +21,7 @@ import numpy as np
 import zmq
 
 from zephon.columns import Block, Bytes, Fixed, Text, canonical, joined
-from zephon.frontiers import Frontier, complete_checkpoint
+from zephon.frontiers import Frontier, complete_checkpoint, furthest
 from zephon.lanes import batch_end, is_spent, owned_lanes, released_rounds
 from zephon.transport import protocol as p
 from zephon.transport.channels import Channel, listen
@@ -278,6 +278,7 @@ class Peer:
             dataset_names=["web", "code"],
             epoch=self.first_epoch,
             starts=[[f.chunk, f.offset, f.records, f.skipped] for f in self.starts],
+            stands={lane: f.stands for lane, f in enumerate(self.starts) if f.stands is not None},
             warnings=self.shape.warnings,
         )
 
@@ -360,7 +361,7 @@ class Peer:
 
     def _most(self, epoch: int) -> int:
         assert self.starts is not None
-        return max(f.records for f in self.starts) if epoch == self.first_epoch else 0
+        return furthest(self.starts) if epoch == self.first_epoch else 0
 
     def _rounds(self, epoch: int) -> tuple[int, bool]:
         totals = self.shape.totals
@@ -373,7 +374,9 @@ class Peer:
         assert self.starts is not None
         assert self.shape.totals is not None
         starts, totals = {lane: f.records for lane, f in enumerate(self.starts)}, dict(enumerate(self.shape.totals))
-        return epoch == self.first_epoch and is_spent(starts, totals, self._most(epoch), rounds, self.shape.microbatch)
+        stands = {lane: f.stands for lane, f in enumerate(self.starts)}
+        most, size = self._most(epoch), self.shape.microbatch
+        return epoch == self.first_epoch and is_spent(starts, totals, most, rounds, size, stands)
 
     def _produce(self) -> None:
         for number, guest in list(self.guests.items()):
@@ -397,8 +400,8 @@ class Peer:
             nbytes = PAGE * -(-measure(self._block(lane, 0, 0, shape.microbatch)).nbytes // PAGE)
             ring = self.rings[lane] = Ring(RingWriter(nbytes, shape.slots), {}, set())
         if ring.epoch != epoch:
-            start = self.starts[lane].records if epoch == self.first_epoch else 0
-            stands, written = self._stated.get((lane, epoch), (start, start))
+            start = self.starts[lane] if epoch == self.first_epoch else Frontier()
+            stands, written = self._stated.get((lane, epoch), (start.place, start.records))
             ring.epoch, ring.stands, ring.written, ring.announced = epoch, stands, written, written // shape.window
         generation = ring.writer.generation
         if generation.id not in ring.segments:

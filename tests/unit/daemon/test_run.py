@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import zephon.stages
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.columns import Block
-from zephon.frontiers import Checkpoint, complete_checkpoint
+from zephon.frontiers import Checkpoint, complete_checkpoint, furthest
 from zephon.lanes import RoundRobin, owned_lanes
 from zephon.plan import Plan
 from zephon.transport import protocol as p
@@ -70,10 +70,11 @@ class Rank:
     def __init__(self, client: int, own: list[int], run: Run, world: World, readers: int) -> None:
         self.client, self.own, self.world = client, own, world
         self.starts = {lane: run.starts[lane].records for lane in own}
-        self.most = max(f.records for f in run.starts.values())
+        self.most = furthest(run.starts.values())
         self.size = run.plan.microbatch_size
         self.epoch = run.first_epoch
-        self.turns = RoundRobin(self.starts, self.most, self.size)
+        self.turns = RoundRobin(self.starts, self.most, self.size, {lane: run.starts[lane].stands for lane in own})
+        self.batches: Counter[int] = Counter()
         self.got: dict[tuple[int, int], list[int]] = {}
         self.rounds: list[int] = []
         self.waiting: dict[tuple[int, int], deque[p.BatchReady]] = {}
@@ -108,6 +109,7 @@ class Rank:
         assert ready.first_record == self.turns.records[lane]
         self.got.setdefault((self.epoch, lane), []).extend(block.fields["id"].to_list() if len(block) else [])
         self.turns.deliver(lane, len(block))
+        self.batches[lane] += 1
         self.held.append(ready)
         return True
 
@@ -323,3 +325,31 @@ def test_a_restored_run_goes_on_where_the_checkpoint_says(
     for rank in world.ranks.values():
         for lane in rank.own:
             assert rank.got.get((0, lane), []) == whole[lane][checkpoint.lanes[lane].records : ends]
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(7, 60),
+    stop=st.floats(0, 0.999),
+    drop=st.booleans(),
+    dp=st.sampled_from([1, 2, 6]),
+)
+@example(seed=0, rows=20, stop=0.95, drop=False, dp=2)
+def test_a_run_restored_in_a_round_in_which_lanes_had_run_out_has_the_rest_of_its_batches(
+    seed: int, rows: int, stop: float, drop: bool, dp: int
+) -> None:
+    def make() -> Pipeline:
+        return pipeline(rows, shuffle=5, drop=drop, microbatch=2, drop_last=False)
+
+    whole = Counter(batch.lane for batch in make())
+    stopped, before = make(), Counter[int]()
+    batches = iter(stopped)
+    while before.total() < int(stop * whole.total()):
+        before[next(batches).lane] += 1
+    checkpoint = complete_checkpoint(stopped.checkpoint())
+    world = World(make().plan(dp_degree=dp, checkpoint=checkpoint), dp, seed, checkpoint, 1, True)
+    world.play()
+    rest = Counter[int]()
+    for rank in world.ranks.values():
+        rest += rank.batches
+    assert before + rest == whole
