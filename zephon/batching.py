@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from zephon.columns import Block, canonical
+from zephon.columns import Block, canonical, settled, visible
 
 
 class LaneStream:
@@ -21,7 +21,7 @@ class LaneStream:
         self.first = first
         self._empty = Block.empty() if empty is None else empty
         self._drop = drop
-        self._blocks: deque[Block] = deque()
+        self._blocks: deque[tuple[Block, bool]] = deque()  # with whether its records are in their final form
         self._used = 0
         self._held = 0
 
@@ -45,7 +45,8 @@ class LaneStream:
             self._drop -= left_out
             block = block.slice(left_out, len(block))
         if len(block):
-            self._blocks.append(block)
+            block = visible(block)
+            self._blocks.append((block, settled(block)))
             self._held += len(block)
 
     def take(self, count: int) -> Block:
@@ -55,7 +56,7 @@ class LaneStream:
         self._held -= missing
         self.first += missing
         while missing:
-            block = self._blocks[0]
+            block, final = self._blocks[0]
             part = min(missing, len(block) - self._used)
             parts.append(block.slice(self._used, self._used + part))
             self._used += part
@@ -63,4 +64,6 @@ class LaneStream:
             if self._used == len(block):
                 self._blocks.popleft()
                 self._used = 0
+        if len(parts) == 1 and final:
+            return parts[0].compact_samples()
         return canonical(Block.concat(parts or [self._empty]))

@@ -512,6 +512,17 @@ class Block:
         return Block(fields, samples, sample_offsets)
 
 
+def visible(block: Block) -> Block:
+    """The same records with their fields in the order of the names, without hidden fields and the samples' places."""
+    names = sorted(name for name in block.fields if not name.startswith(HIDDEN))
+    return Block({name: block.fields[name] for name in names}, block.samples[:, :3], block.sample_offsets)
+
+
+def settled(block: Block) -> bool:
+    """Whether any records of a `visible` block are in their final form as they lie there."""
+    return all(type(column) is Fixed and _is_final(column) for column in block.fields.values())
+
+
 def canonical(block: Block) -> Block:
     """The final form of a batch: fields in the order of their names, each in the kind that its values alone decide.
 
@@ -519,16 +530,18 @@ def canonical(block: Block) -> Block:
     widened; a field that some records lack is None there, one that all lack is left out. Hidden fields and the samples'
     places end here.
     """
-    fields = {}
-    for name in sorted(block.fields):
-        column = None if name.startswith(HIDDEN) else _canonical_column(block.fields[name])
-        if column is not None:
-            fields[name] = column
-    return Block(fields, block.samples[:, :3], block.sample_offsets).compact_samples()
+    block = visible(block)
+    columns = {name: _canonical_column(column) for name, column in block.fields.items()}
+    fields = {name: column for name, column in columns.items() if column is not None}
+    return block.with_fields(fields).compact_samples()
+
+
+def _is_final(column: Fixed) -> bool:
+    return column.values.ndim != 2 or column.values.shape[1] > 0
 
 
 def _canonical_column(column: Column) -> Column | None:
-    if type(column) is Fixed and (column.values.ndim != 2 or column.values.shape[1]):
+    if type(column) is Fixed and _is_final(column):
         return column
     if isinstance(column, Objects):
         if all(v is MISSING for v in column.values) and column.values:

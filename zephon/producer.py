@@ -66,6 +66,7 @@ class LaneProducer:
         self._handed_out = self._front_handed_out = self._front_pushed = 0
         self._windows: deque[_OpenWindow] = deque()
         later = plan.later
+        self._on_batches = plan.on_batches
         self._lines = [StageLine(stage, number + 1, epoch, lane) for number, stage in enumerate(later)]
         self._of_line: dict[int, int] = {}  # of the tasks of later stages in work, by number
         chains = (plan.chain, *(stage.chain for stage in later))
@@ -215,14 +216,14 @@ class LaneProducer:
         """
         first = self.stream.first
         block = self.stream.take(count)
-        if self.plan.on_batches:
+        if self._on_batches:
             # Of no window, so no part of any frontier.
             faults = Faults(
                 self.plan.settings.on_error,
                 self.plan.source.datasets,
                 Scope(self.plan, self.epoch, self.lane),
             )
-            for operator in self.plan.on_batches:
+            for operator in self._on_batches:
                 block = operator.apply(block, self.lane, first, self.plan.dataset_names, faults)
             self.reports += faults.reports
             self.unsaid += faults.reports
