@@ -87,7 +87,7 @@ def records_of(block: Block, faults: Faults) -> list[SampleRecord]:
         hidden = {name: values[number] for name, values in kept.items() if values[number] is not MISSING}
         of = [names[sample[0]] if sample[0] < len(names) else str(sample[0]) for sample in origin]
         samples_of = {name: of.count(name) for name in of} if len(of) > 1 else {of[0]: 1}
-        tokens_of = _tokens_of(of, hidden.get(SAMPLE_TOKENS), None if tokens is None else tokens[number])
+        tokens_of = _tokens_of(of, hidden.get(SAMPLE_TOKENS), tokens[number])
         chunk, offset = divmod(place[0], chunk_size) if place and chunk_size else (None, None)
         meta = SampleMeta(
             (of[0], shard, row), lane, chunk, offset, samples_of, tokens_of, tuple(lineages[number]),
@@ -189,18 +189,30 @@ def _values(block: Block, name: str, missing: Any) -> list[Any]:
     return [missing if value is MISSING else value for value in column.to_list()]
 
 
-def _token_counts(block: Block) -> list[int] | None:
-    """How many tokens each record has, where a field says it."""
-    length = block.fields.get("sequence_length")
-    if isinstance(length, Fixed) and length.values.ndim == 1 and length.values.dtype.kind in "iu":
-        counts: list[int] = length.values.tolist()
-        return counts
-    for name in AUTO:
+def _token_counts(block: Block) -> list[int | None]:
+    """How many tokens each record has, by the first of its fields that says it."""
+    counts: list[int | None] = [None] * len(block)
+    for name in ("sequence_length", *AUTO):
         column = block.fields.get(name)
-        if isinstance(column, Ragged):
-            return column.lengths.tolist()  # type: ignore[no-any-return]
-        if isinstance(column, Fixed) and column.values.ndim == 2:
-            return [column.values.shape[1]] * len(column)
-        if isinstance(column, Objects) and all(type(value) is list for value in column.values):
-            return [len(value) for value in column.values]
-    return None
+        if column is not None and None in counts:
+            counts = [had if had is not None else here for had, here in zip(counts, _amounts(column, name))]
+    return counts
+
+
+def _amounts(column: Column, name: str) -> Sequence[int | None]:
+    """The lengths of a column's values, or of `sequence_length` the numbers; None where it has neither."""
+    numbers = name not in AUTO
+    if isinstance(column, Ragged) and not numbers:
+        lengths: list[int | None] = column.lengths.tolist()
+        return lengths
+    if isinstance(column, Fixed) and not numbers:
+        return [column.values.shape[1] if column.values.ndim == 2 else None] * len(column)
+    if numbers:
+        whole = (int, np.integer)
+        return [int(v) if isinstance(v, whole) and type(v) is not bool else None for v in column.to_list()]
+    values: list[Any] = column.values if isinstance(column, Objects) else [None] * len(column)
+    return [len(v) if type(v) in (list, tuple) or _is_row(v) else None for v in values]
+
+
+def _is_row(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.ndim == 1

@@ -81,10 +81,12 @@ def _as_weights(column: Column, lengths: IntArray) -> npt.NDArray[np.float32] | 
 
 
 def _fits(values: AnyArray) -> bool:
-    """Whether all ids fit int32."""
-    if not values.size or np.can_cast(values.dtype, np.int32):
+    """Whether all ids are in 0.._LARGEST, and so fit int32."""
+    if not values.size:
         return True
-    return bool(values.max() <= _LARGEST) and (values.dtype.kind == "u" or bool(values.min() >= -_LARGEST - 1))
+    if values.dtype.kind != "u" and values.min() < 0:
+        return False
+    return np.can_cast(values.dtype, np.int32) or bool(values.max() <= _LARGEST)
 
 
 def _each(block: Block, names: tuple[str, ...], operator: str, faults: Faults) -> Documents:
@@ -129,7 +131,8 @@ def _wrong(
     given_mask: Any,
 ) -> str | None:
     if tokens is None:
-        return f"field {name!r}: expected token ids (a list of integers up to {_LARGEST}), found {_described(value)}"
+        expected = f"token ids (a list of integers from 0 to {_LARGEST})"
+        return f"field {name!r}: expected {expected}, found {_described(value)}"
     if given_mask is MISSING or given_mask is None:
         return None
     if mask is None:
@@ -140,6 +143,10 @@ def _wrong(
 
 
 def _described(value: Any) -> str:
+    ids = value.reshape(-1).tolist() if isinstance(value, np.ndarray) else value
+    for place, item in enumerate(ids if isinstance(ids, (list, tuple)) else ()):
+        if isinstance(item, (int, np.integer)) and not isinstance(item, bool) and not 0 <= item <= _LARGEST:
+            return f"{item} at place {place}"
     if isinstance(value, np.ndarray):
         return f"a {value.ndim}-dimensional array of {value.dtype}"
     if isinstance(value, (list, tuple)) and value:

@@ -4,6 +4,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from zephon.columns import Block
 from zephon.embedded import EmbeddedRun
 from zephon.errors import RecordError, RunFailed, SettingError
 from zephon.ops import BaseOp, CountingAccumulator, OpContext, PassthroughAccumulator, tombstones_for_record
+from zephon.ops.base import Faults
+from zephon.ops.records import records_of
 from zephon.runners import make_pool
 from zephon.testing import assert_resumes_exactly
 from zephon.windows import Front, run_window
@@ -109,6 +112,18 @@ def test_a_record_knows_where_it_is_from() -> None:
     assert {meta.lane_id for meta in seen} == {0}
     assert seen[3].component_sample_counts == {"d0": 1}
     assert seen[3].lineage == ()
+
+
+def test_a_record_that_brings_its_token_ids_counts_them_whatever_lies_beside_it() -> None:
+    ids: list[Any] = [[1, 2], (1, 2, 3), np.arange(4), [], None, "none", 5]
+    rows = [{"n": number, "input_ids": value} for number, value in enumerate(ids)] + [{"n": 7}, {"n": 8, "tokens": [1]}]
+    expected = [2, 3, 4, 0, None, None, None, None, 1]
+    for size in (1, 2, 9):
+        found: list[int | None] = []
+        for low in range(0, 9, size):
+            block = Block.from_rows(rows[low : low + size], np.zeros((len(rows[low : low + size]), 3), np.int64))
+            found += [next(iter(r.meta.component_token_counts.values()), None) for r in records_of(block, Faults())]
+        assert found == expected
 
 
 def test_a_packed_record_keeps_all_of_its_samples() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zephon.columns import Block, Column, Objects, Ragged
+from zephon.columns import Block, Column, Fixed, Objects, Ragged
 from zephon.errors import RecordError
 from zephon.ops.base import Faults
 from zephon.ops.token_fields import Documents, documents_of
@@ -55,3 +55,28 @@ def test_a_mask_in_arrays_means_the_same_as_one_in_lists(drawn: Any, dtypes: Any
 def test_a_mask_in_arrays_that_is_longer_than_its_tokens_is_a_bad_record() -> None:
     with pytest.raises(RecordError, match="row 1: .*'loss_mask': 2 values for 1 tokens in 'input_ids'"):
         documents(ragged([[1], [2]], np.int32), ragged([[1], [0, 1]], np.float32))
+
+
+@given(st.lists(st.lists(st.integers(-3, 3), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_a_negative_id_is_a_bad_record_in_every_kind_of_column(drawn: list[list[int]]) -> None:
+    good = [record for record, ids in enumerate(drawn) if min(ids) >= 0]
+    columns: list[Column] = [Objects(list(drawn)), ragged(drawn, np.int64), ragged(drawn, np.int32)]
+    if len({len(ids) for ids in drawn}) == 1:
+        columns.append(Fixed(np.array(drawn)))
+    samples = np.array([(0, 0, i) for i in range(len(drawn))], np.int64)
+    for column in columns:
+        faults = Faults("skip")
+        found = documents_of(Block({"input_ids": column}, samples), "auto", "pack", faults)
+        assert found.records.tolist() == good
+        assert found.tokens.tolist() == [token for record in good for token in drawn[record]]
+        assert faults.skipped == len(drawn) - len(good)
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**31, 2**70])
+@pytest.mark.parametrize("of", [list, np.array])
+def test_an_id_out_of_range_is_named_with_the_range(wrong: int, of: Any) -> None:
+    block = Block({"input_ids": Objects([of([7, wrong])])}, np.zeros((1, 3), np.int64))
+    with pytest.raises(RecordError) as caught:
+        documents_of(block, "auto", "pack", Faults())
+    expected = "expected token ids (a list of integers from 0 to 2147483647), found"
+    assert caught.value.cause == f"field 'input_ids': {expected} {wrong} at place 1"
