@@ -21,6 +21,9 @@ _NUMBERS = 6
 _TEXT_AT = _NUMBERS * 8
 _IDLE, _TASK, _OTHER = 0, 1, 2
 
+STARTING = "the start of pipeline"
+"""What is done where a run takes shape: no record is on its way to a rank yet."""
+
 
 class BlackBox:
     """Either side's view of the memory."""

@@ -39,6 +39,18 @@ def composed(reports: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     return bounded(whole)
 
 
+def _left_out(parts: list[dict[str, Any]]) -> dict[str, int]:
+    """Records left out, by epoch. Where ends are even an engine that knows an epoch's end knows it of all lanes; else each
+    one counts its own groups'.
+    """
+    found: Counter[str] = Counter()
+    for part in parts:
+        of_its_own = not part.get("even_ends", True)
+        for epoch, records in part.get("left_out", {}).items():
+            found[epoch] = found[epoch] + records if of_its_own else max(found[epoch], records)
+    return dict(found)
+
+
 def _run(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """One run from its parts in each engine."""
     readers = [reader for part in parts for reader in part["readers"]]
@@ -53,7 +65,7 @@ def _run(parts: list[dict[str, Any]]) -> dict[str, Any]:
         **parts[0],
         "rounds": min((r["rounds"] for r in readers if r["epoch"] == epoch), default=0) if epoch >= 0 else 0,
         "rounds_of_epoch": next((p["rounds_of_epoch"] for p in parts if p["rounds_of_epoch"] is not None), None),
-        "left_out": {epoch: records for part in parts for epoch, records in part.get("left_out", {}).items()},
+        "left_out": _left_out(parts),
         "lanes": sorted((lane for part in parts for lane in part["lanes"]), key=lambda lane: lane["lane"]),
         "lanes_left_out": sum(part.get("lanes_left_out", 0) for part in parts),
         "drawn": {name: dict(counts) for name, counts in drawn.items()},

@@ -33,7 +33,7 @@ from zephon.transport.layout import read
 from zephon.transport.messages import decode, encode
 from zephon.transport.statement import decode_statement
 from zephon.windows import AnyTask, Front, Outcome
-from zephon_daemon.black_box import BlackBox
+from zephon_daemon.black_box import STARTING, BlackBox
 from zephon_daemon.composed import bounded
 from zephon_daemon.inbox import Inbox
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
@@ -163,7 +163,7 @@ class Engine:
             self._to_daemon(p.EngineReport(message.request, bounded(self._report())))
 
     def _start_run(self, order: p.StartRun, checkpoint: bytes) -> None:
-        self._box.other(f"the start of pipeline {order.pipeline!r}")
+        self._box.other(f"{STARTING} {order.pipeline!r}")
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always")

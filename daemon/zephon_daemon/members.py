@@ -12,6 +12,7 @@ from zephon.errors import CheckpointError, CheckpointMismatch, TopologyError
 from zephon.frontiers import Checkpoint, checkpoint_from_text
 from zephon.transport.protocol import Attached, Hello
 from zephon.transport.statement import Statement
+from zephon_daemon.black_box import STARTING
 
 MOST_NAMED = 8
 """Clients that an error names."""
@@ -87,6 +88,21 @@ class Run:
     def expected(self, group: int) -> int:
         """Readers of a group that are here or will be."""
         return max(1, self.shape.group_readers - self.gone.get(group, 0))
+
+    def hopeless(self, deaths: Sequence[str]) -> str:
+        """Why it cannot go on once an engine has died so often under it, and what to do."""
+        advice = "Look for a record that makes an operator crash or take too much memory."
+        if all(STARTING in how for how in deaths):
+            advice = (
+                "It died before any record was on its way, where the run takes shape: look at what the recipe does "
+                "there (a tokenizer that is loaded, setup of operators, functions that are tried on the first "
+                "records), and at the machine's memory. Iterating the pipeline in a script of your own does the same "
+                "without a daemon."
+            )
+        return (
+            f"the engine died {len(deaths)} times under pipeline {self.pipeline!r}, and no batch was delivered "
+            f"between: {'; '.join(deaths)}. {advice}"
+        )
 
 
 def check_shape(client: Client, shape: Shape, run: Run) -> None:

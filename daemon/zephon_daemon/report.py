@@ -52,6 +52,7 @@ def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dic
         "pipeline": name,
         "rounds": rounds,
         "rounds_of_epoch": of_epoch,
+        "even_ends": run.plan.settings.even_ends,
         "left_out": {str(epoch): records for epoch, records in run.left_out().items() if records},
         "lanes": lanes,
         "mixture": run.plan.identity["mixture"],

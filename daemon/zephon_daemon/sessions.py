@@ -487,10 +487,7 @@ class Sessions:
 
     def _despair(self, run: Run, client: Client, deaths: list[str]) -> Wait:
         """Its engine has died too often. Only a rank that has not come back yet may know of a batch delivered."""
-        text = (
-            f"the engine died {len(deaths)} times under pipeline {run.pipeline!r}, and no batch was delivered "
-            f"between: {'; '.join(deaths)}. Look for a record that makes an operator crash or take too much memory."
-        )
+        text = run.hopeless(deaths)
         if not all(o.back or o is client for o in self._readers(run) if o.engine == client.engine):
             reason = "the other ranks to say whether they got a batch"
             return Wait(reason, COME_BACK_SECONDS, RunFailed(text), joins=True)

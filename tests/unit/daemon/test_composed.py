@@ -42,6 +42,14 @@ def test_a_run_in_several_engines_is_one_run_as_far_as_its_slowest_rank() -> Non
     assert ahead["runs"][0]["rounds"] == 9, "of the epoch that the slowest is in"
 
 
+def test_records_left_out_are_summed_where_each_engine_counts_its_own_and_said_once_where_ends_are_even() -> None:
+    for even, expected in ((True, {"0": 7, "1": 2}), (False, {"0": 12, "1": 2})):
+        parts = {0: report(range(2)), 1: report(range(2, 4)), 2: report(range(4, 6))}
+        for engine, left in ((0, {"0": 5}), (1, {"0": 7, "1": 2})):
+            parts[engine]["runs"][0].update(left_out=left, even_ends=even)
+        assert composed(parts)["runs"][0]["left_out"] == expected
+
+
 def test_no_more_lanes_are_reported_than_a_message_holds() -> None:
     half = LANES_REPORTED // 2 + 10
     run = composed({0: report(range(half)), 1: report(range(half, 2 * half))})["runs"][0]

@@ -12,6 +12,7 @@ from zephon.transport.protocol import (
     Refused,
     Welcome,
 )  # fmt: skip
+from zephon_daemon.black_box import STARTING
 from zephon_daemon.sessions import COME_BACK_SECONDS, ENGINE_DEATHS
 
 
@@ -141,6 +142,17 @@ def test_a_run_that_kills_the_engine_at_its_start_is_refused_after_as_many_death
     scene.engine_dies("exit code 7")
     assert scene.last(ask).kind == "RunFailed"
     assert "exit code 7" in scene.last(ask).text
+    assert "Look for a record" in scene.last(ask).text
+
+
+def test_where_all_deaths_were_at_a_runs_start_the_error_does_not_send_one_to_look_for_a_record() -> None:
+    scene = Scene()
+    ask = scene.attach(scene.welcome())
+    for _ in range(ENGINE_DEATHS):
+        scene.engine_dies(f"exit code 7, at work on {STARTING} 'pipeline'")
+    text = scene.last(ask).text
+    assert "Look for a record" not in text
+    assert "It died before any record was on its way, where the run takes shape" in text
 
 
 def test_a_lost_rank_that_dies_is_not_waited_for_and_its_place_stays_used() -> None:
