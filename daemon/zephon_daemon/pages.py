@@ -14,6 +14,8 @@ KEEP = {
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     # Of Arrow's pools the one with the fewest gaps between decoded row groups, which are each of another size.
     "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",
+    # What it has free goes back after ten seconds, not one: row groups come and go more slowly than that.
+    "JE_ARROW_MALLOC_CONF": "narenas:1,dirty_decay_ms:10000",
 }
 """Environment in which freed memory is kept. It is read when a process starts."""
 
