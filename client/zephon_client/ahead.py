@@ -72,12 +72,11 @@ class Ahead:
         self._pins = True
         self._warned = False
 
-    def send(self, slots: Slots, at: BatchReady, copies: Copies) -> tuple[Block, Sent | None]:
-        """The batch's host side, in memory of its own, and its copy to the device.
+    def send(self, slots: Slots, at: BatchReady, source: Bytes, copies: Copies) -> tuple[Block, Sent | None]:
+        """The batch's host side, in memory of its own, and its copy to the device; `source` is its leased slot.
 
         That is None where the driver takes neither kind of memory. The caller has made room for the host side.
         """
-        source = slots.lease(at)
         segment: Segment | None = (at.lane, at.generation)
         if self._takes(slots, (at.lane, at.generation)):
             host = copies.copy(source)

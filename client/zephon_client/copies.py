@@ -50,9 +50,10 @@ class Copies:
         copied = into(data)
         key = SlotKey(-1, 0, self._numbers)
         self._numbers += 1
+        leased = self._keeper.lease(copied, 0, len(data), key)
         self._sizes[key] = len(data)
         self.nbytes += len(data)
-        return self._keeper.lease(copied, 0, len(data), key)
+        return leased
 
     def _alive(self) -> int:
         for key in self._keeper.drain():

@@ -22,10 +22,19 @@ _FORGET_EVERY = 64
 
 @dataclass(slots=True)
 class Ready:
-    """A batch that lies in a slot. `batch` is kept from when it was made until it has been noted as delivered."""
+    """A batch that lies in a slot. `batch` is kept from when it was made until it has been noted as delivered.
+
+    `source` is the leased slot while the batch is made: where that fails, it is tried again with the next call.
+    """
 
     at: BatchReady
     batch: Any = None
+    source: Any = None
+
+    @property
+    def leased(self) -> bool:
+        """Whether its slot goes back by itself, with the last array over it."""
+        return self.batch is not None or self.source is not None
 
 
 class Epoch:
@@ -132,8 +141,8 @@ class Epoch:
         return self._ready[ready.at.lane].popleft().at
 
     def undelivered(self) -> list[BatchReady]:
-        """What came in and was not handed over; it never will be."""
-        left = [ready.at for queue in self._ready.values() for ready in queue]
+        """What came in and was not handed over, and never will be: the slots that nobody gives back otherwise."""
+        left = [ready.at for queue in self._ready.values() for ready in queue if not ready.leased]
         for queue in self._ready.values():
             queue.clear()
         return left

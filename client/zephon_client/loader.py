@@ -157,14 +157,16 @@ class Loader(Iterator[Batch]):
         """Makes the batch; whether it is a copy, so that its slot is free at once."""
         slots = self._connection.feed.slots
         copied, sent = output.copies or slots.short(ready.at), None
+        if copied or output.ahead is not None:
+            self._copies.make_room(ready.at.nbytes)
+        if ready.source is None:
+            ready.source = slots.lease(ready.at)
         if output.ahead is not None:
-            self._copies.make_room(ready.at.nbytes)
-            block, sent = output.ahead.send(slots, ready.at, self._copies)
+            block, sent = output.ahead.send(slots, ready.at, ready.source, self._copies)
         elif copied:
-            self._copies.make_room(ready.at.nbytes)
-            block = layout.read(self._copies.copy(slots.lease(ready.at), output.copied))
+            block = layout.read(self._copies.copy(ready.source, output.copied))
         else:
-            block = layout.read(slots.lease(ready.at))
+            block = layout.read(ready.source)
         ready.batch = output.batch(
             block,
             lane=ready.at.lane,
@@ -172,6 +174,7 @@ class Loader(Iterator[Batch]):
             ends_round=epoch.ends_round(ready.at.lane),
             sent=sent,
         )
+        ready.source = None
         return copied
 
     def _go_ahead(self, ready: Ready, run: Run, output: Output) -> None:

@@ -40,8 +40,9 @@ def composed(reports: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _left_out(parts: list[dict[str, Any]]) -> dict[str, int]:
-    """Records left out, by epoch. Where ends are even an engine that knows an epoch's end knows it of all lanes; else each
-    one counts its own groups'.
+    """Records left out, by epoch.
+
+    Where ends are even an engine that knows an epoch's end knows it of all lanes; else each counts its own groups'.
     """
     found: Counter[str] = Counter()
     for part in parts:

@@ -8,6 +8,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -57,6 +58,27 @@ def test_a_private_copy_gives_its_slot_back_at_once(make_peer: Make, join: Join)
     with pytest.warns(UserWarning, match="holds 2 batches of lane 0"):
         kept.append(next(loader))
     peer.until(lambda: returned(peer) == [[0, 0, 2]])
+
+
+@pytest.mark.parametrize(("kept", "fails"), [(0, "layout.read"), (2, "layout.read"), (2, "Copies.copy")])
+def test_a_batch_that_could_not_be_made_comes_with_the_next_call_and_its_slot_goes_back_once(
+    make_peer: Make, join: Join, monkeypatch: pytest.MonkeyPatch, kept: int, fails: str
+) -> None:
+    peer = make_peer(lanes=1, microbatch=2, slots=4)
+    loader = join(peer)
+    held = [next(loader) for _ in range(kept)]  # with two of them the next one is a private copy
+    warnings.simplefilter("ignore")
+    with monkeypatch.context() as patch:
+        patch.setattr(f"zephon_client.loader.{fails}", mock.Mock(side_effect=MemoryError))
+        for _ in range(3):
+            with pytest.raises(MemoryError):
+                next(loader)
+            loader.progress()
+    assert not returned(peer), "the slot has a batch that is still to come"
+    found = [next(loader)["id"].tolist() for _ in range(9)]
+    assert found == [ids(0, 2 * n, 2 * n + 2) for n in range(kept, kept + 9)]
+    assert len(held) == kept
+    assert returned(peer)[:2] == [[0, 0, kept], [0, 0, kept + 1]]  # the peer refuses one that comes back twice
 
 
 def test_case_C11_keeping_batches_takes_no_descriptors(make_peer: Make, join: Join) -> None:
