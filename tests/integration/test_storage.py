@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.running import SOURCES, Daemon, Ledger, Ranks, counting, plan_of
+from tests.corpora import COUNT
+from tests.running import SOURCES, Daemon, Ledger, Ranks, counting, plan_of, write_recipe
 from zephon.errors import DatasetError
 from zephon_client import connect
 
@@ -61,27 +63,41 @@ def test_reads_that_go_on_failing_are_an_error_also_where_bad_records_are_skippe
                 next(loader)
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
-@pytest.mark.parametrize("change", ["appended", "cut", "rewritten", "gone"])
-def test_a_shard_that_changes_while_the_run_reads_it_stops_the_run_by_name(
-    runtime_folder: Path, suffix: str, change: str
-) -> None:
-    recipe = counting(runtime_folder, 40_000, 2, lanes=1, batch=8, options='on_error="skip", prefetch_batches=4')
-    if suffix == ".parquet":
-        from tests.corpora import COUNT
+CHANGES: dict[str, Callable[[bytes], bytes | None]] = {
+    "appended": lambda data: data + b"{}\n",
+    "cut": lambda data: data[:-500],
+    "rewritten": lambda data: data,
+    "gone": lambda data: None,
+}
+CHANGING = """
+def reading(name):
+    source = StaticMixtureWorkSource([Dataset.from_path(name, HERE / name)], mixture=None, seed=5)
+    return Pipeline(source).batch(8).options(canonical_replicas=1, on_error="skip", prefetch_batches=4)
+"""
 
-        for old in (runtime_folder / "count").iterdir():
-            old.unlink()
-        COUNT(40_000, 2, runtime_folder / "count", suffix=suffix)
-    with Daemon(recipe, workers=1) as daemon, connect(daemon.socket, output="numpy") as loader:
-        next(loader)
-        for shard in sorted((runtime_folder / "count").iterdir()):
-            data = shard.read_bytes()
-            if change == "gone":
-                shard.unlink()
-            else:
-                shard.write_bytes({"appended": data + b"{}\n", "cut": data[:-500], "rewritten": data}[change])
-        said = "No such file" if change == "gone" else "changed while in use"
-        with pytest.raises(DatasetError, match=rf"part-0000\d{suffix}.*{said}"):
-            for _ in loader:
-                pass
+
+def test_a_shard_that_changes_while_the_run_reads_it_stops_the_run_by_name(runtime_folder: Path) -> None:
+    names = [f"{change}_{suffix}" for change in CHANGES for suffix in ("jsonl", "parquet")]
+    for name in names:
+        change, _, suffix = name.partition("_")
+        if change == "appended":
+            COUNT(40_000, 2, runtime_folder / name, suffix=f".{suffix}")
+        else:
+            shutil.copytree(runtime_folder / f"appended_{suffix}", runtime_folder / name)
+    made = [f"{name} = reading({name!r})\n" for name in names]
+    recipe = write_recipe(runtime_folder, CHANGING + "".join(made) + f"pipeline = {names[0]}\n")
+    with Daemon(recipe, workers=1) as daemon:
+        for name in names:
+            change, _, suffix = name.partition("_")
+            with connect(daemon.socket, pipeline=name, output="numpy") as loader:
+                next(loader)
+                for shard in sorted((runtime_folder / name).iterdir()):
+                    changed = CHANGES[change](shard.read_bytes())
+                    if changed is None:
+                        shard.unlink()
+                    else:
+                        shard.write_bytes(changed)
+                said = "No such file" if change == "gone" else "changed while in use"
+                with pytest.raises(DatasetError, match=rf"{name}/part-0000\d\.{suffix}.*{said}"):
+                    for _ in loader:
+                        pass
