@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from zephon.errors import CheckpointError
+from zephon.errors import CheckpointError, whence
 from zephon.frontiers import merge_checkpoints, parse_checkpoint
 
 __all__ = ["load_checkpoint", "merge_checkpoints", "save_checkpoint"]
@@ -40,7 +40,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         state = json.loads(Path(path).read_text(encoding="utf-8"))
         parse_checkpoint(state)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot read the checkpoint: {error.strerror}") from error
+        raise CheckpointError(f"{path}{whence(path)}: cannot read the checkpoint: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: not a checkpoint, or only part of one: {error}") from error
     except CheckpointError as error:

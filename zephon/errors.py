@@ -5,6 +5,7 @@ Each message says what happened, where (dataset, shard, row, lane, worker, socke
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 
@@ -100,3 +101,13 @@ class RecordError(RunFailed):
         """The same error again; lane and look may be absent. ValueError for parts of another number or kind."""
         dataset, shard, row, operator, cause, lane, look = [*parts, "", ""][:7]
         return RecordError(dataset, shard, int(row), operator, cause, int(lane) if lane else None, look)
+
+
+def whence(path: str | os.PathLike[str]) -> str:
+    """For an error that names a path as it was given: where it starts, if it does not say that itself."""
+    if os.path.isabs(os.path.expanduser(path)):
+        return ""
+    try:
+        return f" (relative to {os.getcwd()})"
+    except OSError:
+        return " (relative to a working directory that is gone)"

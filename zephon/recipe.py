@@ -19,7 +19,7 @@ from itertools import count
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
-from zephon.errors import RecipeError
+from zephon.errors import RecipeError, whence
 
 if TYPE_CHECKING:
     from zephon.pipeline import Pipeline
@@ -108,7 +108,7 @@ def load_recipe(recipe: str) -> Recipe:
         with open(path, "rb") as file:
             source = file.read()
     except OSError as error:
-        raise RecipeError(f"{given}: cannot read the recipe: {error.strerror}") from error
+        raise RecipeError(f"{given}{whence(given)}: cannot read the recipe: {error.strerror}") from error
     name = f"{_MODULES}{sha256(os.fsencode(path)).hexdigest()[:12]}_{next(_numbers)}"
     module = ModuleType(name)
     module.__file__ = path

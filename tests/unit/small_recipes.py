@@ -6,11 +6,14 @@ runs all data-parallel groups of one side by side, one batch of one group at a t
 
 from __future__ import annotations
 
+import atexit
+import os
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 from typing import Any
 
@@ -31,10 +34,17 @@ from zephon.windows import TASK_SAMPLES, Front, run_window, window_of
 WORDS = [f"w{i}" for i in range(40)]
 
 
+def folder_of_this_process(prefix: str) -> Path:
+    """A folder that is removed when this process ends."""
+    folder, process = Path(mkdtemp(prefix=prefix)), os.getpid()
+    atexit.register(lambda: os.getpid() == process and rmtree(folder, ignore_errors=True))  # not a forked child's end
+    return folder
+
+
 @lru_cache(maxsize=1)
 def tokenizer() -> str:
     """A word-level tokenizer in a folder of this process."""
-    return str(word_tokenizer(Path(mkdtemp(prefix="zephon-words-")) / "tokenizer.json", WORDS))
+    return str(word_tokenizer(folder_of_this_process("zephon-words-") / "tokenizer.json", WORDS))
 
 
 def row_of(name: str, number: int) -> dict[str, Any]:

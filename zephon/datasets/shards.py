@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from zephon.errors import DatasetError, SettingError
+from zephon.errors import DatasetError, SettingError, whence
 
 FORMATS = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 COMPRESSIONS = (".gz", ".zst")
@@ -51,8 +51,9 @@ def find_shards(name: str, path: str | os.PathLike[str], fmt: str | None = None)
     elif _MAGIC.search(location):
         base, seen = _glob(location)
     else:
-        start = "" if os.path.isabs(location) else f" (relative ones start at {os.getcwd()})"
-        raise DatasetError(f"dataset {name!r}: {location} does not exist; check the path{start}")
+        start = whence(path) if "://" not in os.fspath(path) else ""
+        given = f" {os.fspath(path)!r}{start}; in a recipe, Path(__file__).parent is its own folder" if start else ""
+        raise DatasetError(f"dataset {name!r}: {location} does not exist; check the path{given}")
     chosen = _choose(name, location, seen, fmt)
     formats = {fmt} if fmt is not None else {found for file in chosen if (found := format_of(file))}
     if len(formats) > 1:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zephon.errors import SettingError, TokenizerError
+from zephon.errors import SettingError, TokenizerError, whence
 from zephon.function_digest import digest_of
 
 #: Names that tokenizers give to the tokens that begin and end a document, the likeliest first.
@@ -170,7 +170,9 @@ def _from_id(name: str) -> JsonTokenizer:
         return _checked(_read(path), str(path), named=_configured(path.parent / "tokenizer_config.json"))
     is_path = path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or path.suffix == ".json"
     if is_path or path.name == "tokenizer.json":
-        raise TokenizerError(f"tokenizer_id={name!r}: there is no file {path}. Give a tokenizer.json or its folder")
+        raise TokenizerError(
+            f"tokenizer_id={name!r}: there is no file {path}{whence(path)}. Give a tokenizer.json or its folder"
+        )
     return _from_hub(name)
 
 
@@ -187,7 +189,7 @@ def _from_hub(name: str) -> JsonTokenizer:
         raise
     except Exception as error:
         raise TokenizerError(
-            f"tokenizer_id={name!r}: no such file or folder here, and fetching it from the hub failed "
+            f"tokenizer_id={name!r}: no such file or folder{whence(name)}, and fetching it from the hub failed "
             f"({type(error).__name__}: {error}). Download its tokenizer.json and give that path"
         ) from error
     return _checked(text, f"{name} (hub)", named=named)

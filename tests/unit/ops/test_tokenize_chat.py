@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 import cloudpickle
@@ -25,6 +24,7 @@ from hypothesis import strategies as st
 from tests.chat_templates import BOS, DATED, EOS, MARKED, trained, unmarked
 from tests.corpora import write_parquet
 from tests.unit.ops.cuts import assert_cuts_do_not_show
+from tests.unit.small_recipes import folder_of_this_process
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.columns import Block, Ragged
 from zephon.errors import RecordError, SettingError, TokenizerError
@@ -53,7 +53,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "
 @functools.cache
 def model(kind: str = "bytes", template: str = "chatml") -> Path:
     """A folder as models are published: tokenizer, configuration, template."""
-    folder = Path(mkdtemp(prefix="zephon-chat-"))
+    folder = folder_of_this_process("zephon-chat-")
     trained(kind, ["Say hello, again and again.", "Hello! user system assistant"]).save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": BOS, "eos_token": EOS}))
     (folder / "chat_template.jinja").write_text(MARKED[template])
