@@ -434,7 +434,7 @@ class Engine:
         """Tell the clients of batches that have been written for them; the list is emptied."""
         if written:
             ready = [order.ready for order in written]
-            payload = encode(ready[0] if len(ready) == 1 else p.BatchesReady(ready), limit=MAX_DESCRIPTOR)
+            payload = encode(ready[0] if len(ready) == 1 else p.BatchesReady.of(ready), limit=MAX_DESCRIPTOR)
             for client in written[0].clients:
                 self._send(client, payload)
             written.clear()

@@ -29,7 +29,7 @@ class Feeding:
         first_epoch: int,
         task_samples: int,
     ) -> None:
-        self._plan, self._lanes, self._starts = plan, lanes, starts
+        self._plan, self._lanes, self._most = plan, lanes, furthest(starts.values())
         self._first_epoch, self._task_samples = first_epoch, task_samples
         self._later = plan.later
         self._records_made = self._tasks_pushed = 0
@@ -63,8 +63,8 @@ class Feeding:
         if not found:
             return None
         enough = min(found)[0] + 2 * self._records_a_task + 2e-3
-        runway, lane = min(found, key=lambda each: (each[0] > enough, self._home(each[1], workers) != worker, each))
-        return runway, lane
+        near = (each for each in found if each[0] <= enough)
+        return min(near, key=lambda each: (self._home(each[1], workers) != worker, each))
 
     def check_invariants(self) -> None:
         """No later stage has more tasks in work than it may, and no lane waits for nothing."""
@@ -85,10 +85,9 @@ class Feeding:
         per_task = self._records_a_task
         at_once = max(SIDE_BY_SIDE, -(-workers * CREDITS // max(1, len(self._lanes))))
         dry = any(lane.runs_dry for lane in self._lanes.values())
-        most = furthest(self._starts.values())
         for lane in self._lanes.values():
             producer = lane.producer
-            behind = max(0, most - lane.written) if lane.epoch == self._first_epoch else 0
+            behind = max(0, self._most - lane.written) if lane.epoch == self._first_epoch else 0
             enough = 2 * self._plan.microbatch_size + behind
             held, outstanding = len(producer.stream) + producer.to_come, producer.of_front
             runway = held + outstanding * per_task

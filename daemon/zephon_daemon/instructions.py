@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zephon.transport.layout import Layout
 from zephon.transport.protocol import BatchReady
 from zephon.transport.rings import Slot
 
 
-@dataclass(frozen=True)
-class Tell:
+class Tell(NamedTuple):
     """Send a message to a client. A droppable one may be left out if the client does not keep up."""
 
     client: int
@@ -19,8 +17,7 @@ class Tell:
     droppable: bool = False
 
 
-@dataclass(frozen=True)
-class MakeRing:
+class MakeRing(NamedTuple):
     """Create memory for a generation of a lane's ring and hand it to the clients.
 
     `alone` names the batch, too large for the ring, that it is for alone; empty for a ring.
@@ -34,16 +31,14 @@ class MakeRing:
     alone: str = ""
 
 
-@dataclass(frozen=True)
-class DropRing:
+class DropRing(NamedTuple):
     """Nobody uses that generation any more."""
 
     lane: int
     generation: int
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     """Write a batch into a slot and tell its readers."""
 
     slot: Slot

@@ -430,9 +430,6 @@ class Run:
         gate, stream = self._gates.of(lane.epoch, lane.group), lane.producer.stream
         while lane.ring is None or (lane.ring.free and lane.ring.alone < ALONE_AT_ONCE):
             until = batch_end(lane.stands, gate.most, self.plan.microbatch_size)
-            readers = self._audience(lane, until)
-            if readers is None:
-                break
             count = until - lane.written if lane.stands == lane.written else 0
             short = len(stream) < count or lane.stands != lane.written
             if short and not (
@@ -440,6 +437,9 @@ class Run:
             ):
                 break
             if lane.producer.ended and gate.final and self._round(lane) > gate.rounds:
+                break
+            readers = self._audience(lane, until)
+            if readers is None:
                 break
             if readers:
                 out += self._write_one(lane, count, readers)
@@ -457,11 +457,14 @@ class Run:
 
         None while one of them has not begun the epoch.
         """
-        end = lane.epoch, until
-        due = [r for r in self.readers.values() if r.group == lane.group and r.places[lane.number] < end]
-        if any(reader.epoch < lane.epoch for reader in due):
-            return None
-        return tuple(reader.client for reader in due if reader.epoch == lane.epoch)
+        due, epoch = [], lane.epoch
+        for reader in self.readers.values():
+            if reader.group == lane.group and reader.places[lane.number] < (epoch, until):
+                if reader.epoch < epoch:
+                    return None
+                if reader.epoch == epoch:
+                    due.append(reader.client)
+        return tuple(due)
 
     def _write_one(self, lane: Lane, count: int, readers: tuple[int, ...]) -> list[Instruction]:
         block = lane.producer.take(count)

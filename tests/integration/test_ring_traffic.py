@@ -162,7 +162,7 @@ class Writer:
 
     def _tell(self, batch: list[p.BatchReady]) -> None:
         if batch:
-            payload = encode(p.BatchesReady(batch))
+            payload = encode(p.BatchesReady.of(batch))
             for reader in self.readers.values():
                 assert reader.channel.send(payload), f"reader {reader.number} is gone: {reader.program.errors}"
             batch.clear()

@@ -47,6 +47,7 @@ _FULL = (errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS)
 _GONE = (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN)
 # Plain numbers: joining the members of an enum takes longer than the system call.
 _READ_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_CMSG_CLOEXEC)
+_CUT = int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 _WRITE_FLAGS = int(socket.MSG_DONTWAIT) | int(socket.MSG_NOSIGNAL)
 _RETRY_SECONDS = 0.02
 _LOCK_SECONDS = 10.0
@@ -140,7 +141,7 @@ class Channel:
                 if error.errno not in _GONE:
                     raise
                 payload, fds, flags = b"", [], 0
-            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+            if flags & _CUT:
                 close_all(fds)
                 for _, earlier in messages:
                     close_all(earlier)

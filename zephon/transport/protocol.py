@@ -41,7 +41,9 @@ Engine and worker: `zephon.transport.worker_protocol`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any
 
 from zephon.frontiers import Frontier
@@ -258,12 +260,29 @@ class BatchReady:
     records: int
 
 
+_NUMBERS = len(fields(BatchReady))
+_numbers_of = attrgetter(*(each.name for each in fields(BatchReady)))
+
+
 @message("batches_ready")
 @dataclass(frozen=True, slots=True)
 class BatchesReady:
-    """Several at once, in their order: each message wakes the client."""
+    """Several at once, in their order: each message wakes the client. `numbers` are their fields, end to end."""
 
-    batches: list[BatchReady]
+    numbers: list[int]
+
+    def __post_init__(self) -> None:
+        if len(self.numbers) % _NUMBERS:
+            raise ValueError(f"{len(self.numbers)} numbers are no batches of {_NUMBERS} each")
+
+    @classmethod
+    def of(cls, batches: Iterable[BatchReady]) -> BatchesReady:
+        return cls([number for ready in batches for number in _numbers_of(ready)])
+
+    @property
+    def batches(self) -> list[BatchReady]:
+        numbers = iter(self.numbers)
+        return [BatchReady(*row) for row in zip(*[numbers] * _NUMBERS)]
 
 
 @message("announced")

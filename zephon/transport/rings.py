@@ -128,6 +128,8 @@ class RingWriter:
         self._retired: list[int] = []
         self._next = generation
         self._outgrown = 0
+        self.alone = 0
+        """Payloads in flight that travel alone."""
         self._current = self._begin(slot_bytes, slots)
         for index, readers in (held or {}).items():
             if index not in self._current.free:
@@ -166,11 +168,6 @@ class RingWriter:
         """Whether a payload of `nbytes` fits a slot of this generation at all."""
         return nbytes <= self._current.shape.slot_bytes
 
-    @property
-    def alone(self) -> int:
-        """Payloads in flight that travel alone."""
-        return sum(drain.alone for drain in self._generations.values())
-
     def outgrows(self, nbytes: int) -> bool:
         """Whether a payload that does not fit should travel alone rather than make every slot as large.
 
@@ -191,6 +188,7 @@ class RingWriter:
         drain = self._begin(nbytes, 1, alone=True)
         drain.free.clear()
         drain.acquired.add(0)
+        self.alone += 1
         return Slot(drain.shape.id, 0, 0)
 
     def acquire(self, nbytes: int) -> Slot | None:
@@ -288,6 +286,7 @@ class RingWriter:
     def _retire_if_empty(self, drain: _Drain) -> None:
         if drain is not self._current and not drain.in_flight:
             del self._generations[drain.shape.id]
+            self.alone -= drain.alone
             self._retired.append(drain.shape.id)
 
     def check_invariants(self) -> None:
@@ -300,6 +299,7 @@ class RingWriter:
             assert sorted(places) == list(range(drain.shape.slots)), f"generation {number}: {sorted(places)}"
             assert all(drain.published.values()), f"generation {number} has a published slot without a reader"
             assert drain is self._current or drain.in_flight, f"generation {number} should have retired"
+        assert self.alone == sum(drain.alone for drain in self._generations.values())
         assert not set(self._retired) & set(self._generations)
 
 

@@ -431,7 +431,7 @@ class Peer:
             written.append(ready)
             ring.stands, ring.written = until, high
         for reader in readers if written else ():
-            self._tell(reader, written[0] if len(written) == 1 else p.BatchesReady(written))
+            self._tell(reader, written[0] if len(written) == 1 else p.BatchesReady.of(written))
 
     def _announce(self) -> None:
         for lane, ring in self.rings.items():

@@ -23,7 +23,7 @@ EXAMPLES = (
     p.Begin(0),
     p.Returned([[0, 0, 1], [1, 0, 2]], 0, 3),
     p.Hungry(2, 0),
-    p.BatchesReady([p.BatchReady(0, 0, 0, 1, 100, 0, 4), p.BatchReady(0, 0, 0, 2, 100, 4, 4)]),
+    p.BatchesReady([0, 0, 0, 1, 100, 0, 4, 0, 0, 0, 2, 100, 4, 4]),
     p.Announced(0, 0, 8, 100, 0),
     w.TaskFailed(9, "RunFailed", "text", [], "trace"),
     p.EngineReport(1, {"runs": [{"lanes": [1, 2.5, None, True, "x"]}]}),
