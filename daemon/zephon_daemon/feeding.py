@@ -109,10 +109,12 @@ class Feeding:
 
         Lanes stand side by side in the data. Where chunks are smaller than tasks, the same piece of all lanes lies in
         the same row groups, so workers take turns piece by piece. Where they are larger each chunk has row groups of
-        its own and shares those at its ends, so each worker has neighbouring ones.
+        its own and shares those at its ends, so each worker has neighbouring ones, and that of a round's last has the
+        first of the next.
         """
         producer, chunk_size = self._lanes[lane].producer, self._plan.chunk_size
         if chunk_size > self._task_samples:
-            place = self._plan.curriculum(producer.epoch).place(lane, producer.upcoming // chunk_size)
-            return place * workers // self._plan.lanes
+            chunk, lanes = producer.upcoming // chunk_size, self._plan.lanes
+            place = self._plan.curriculum(producer.epoch).place(lane, chunk)
+            return (lanes - 1 - place if chunk % 2 else place) * workers // lanes
         return (2 * lane + producer.upcoming // self._task_samples % 2) % workers

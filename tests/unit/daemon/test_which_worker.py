@@ -82,10 +82,26 @@ def test_each_worker_has_neighbouring_chunks_where_they_are_large() -> None:
     node = Node(8, 4, chunk=64, task=8, takes=True)
     for _ in range(100):
         assert node.round() == 4
-    places = Counter()
+    pairs: Counter[tuple[int, int]] = Counter()  # of chunks that lie side by side in the data, by worker
     for worker, task in node.done:
-        places[node.run.plan.curriculum(0).place(task.lane, task.low // 64) // 2, worker] += 1
-    assert sum(max(places[pair, worker] for worker in range(4)) for pair in range(4)) > 0.8 * len(node.done)
+        chunk = task.low // 64
+        pairs[(chunk * 8 + node.run.plan.curriculum(0).place(task.lane, chunk)) // 2, worker] += 1
+    of_one = sum(max(pairs[pair, worker] for worker in range(4)) for pair in {pair for pair, _ in pairs})
+    assert of_one > 0.8 * len(node.done)
+
+
+def test_the_last_chunk_of_a_round_and_the_first_of_the_next_are_read_by_one_worker() -> None:
+    node = Node(8, 4, chunk=64, task=8, takes=True)
+    for _ in range(400):
+        assert node.round() == 4
+    by: Counter[tuple[int, int]] = Counter()
+    for worker, task in node.done:
+        chunk = task.low // 64
+        at = chunk * 8 + node.run.plan.curriculum(0).place(task.lane, chunk)
+        if at % 8 in (0, 7):
+            by[(at + 1) // 8, worker] += 1
+    of_one = sum(max(by[end, worker] for worker in range(4)) for end in {end for end, _ in by})
+    assert of_one > 0.8 * sum(by.values())
 
 
 @pytest.mark.parametrize(("lanes", "workers"), [(1, 4), (2, 3), (3, 8)])
