@@ -41,6 +41,8 @@ SECONDS = 40.0
 SOURCES = [str(Path(__file__).parents[1] / folder) for folder in (".", "client", "daemon")]
 T = TypeVar("T")
 State = dict[str, Any]
+Here = Callable[..., tuple[int, str, str]]
+"""The fixture `here`: the command line in this process; exit status, stdout, stderr."""
 
 
 def until(condition: Callable[[], T], seconds: float = SECONDS) -> T:
