@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -94,6 +95,19 @@ def test_a_rank_alone_is_told_whom_a_finite_run_waits_for(daemon: Daemon, pipeli
         assert loader.state_dict()["lanes"], "what it has had can still be saved"
 
 
+def test_when_the_ranks_of_a_group_have_left_the_others_are_told_that_they_cannot_come_back(daemon: Daemon) -> None:
+    how: Any = {"dp_degree": 2, "output": "numpy", "timeout": 1.5, "pipeline": "filters"}
+    with connect(daemon.socket, dp_group_id=0, **how) as stays:
+        with connect(daemon.socket, dp_group_id=1, **how) as leaves:
+            began = threading.Thread(target=next, args=(leaves,))
+            began.start()
+            next(stays)
+            began.join()
+        with pytest.raises(TopologyError, match=r"groups \[1\], whose ranks have left .* start them together from"):
+            for _ in stays:
+                pass
+
+
 def test_readers_of_one_group_get_the_same_batches(daemon: Daemon) -> None:
     ledger = Ledger(plan_of(daemon.recipe))
     with Ranks(daemon.socket, 2, readers=2) as ranks:
@@ -160,25 +174,25 @@ def test_eval_runs_beside_the_pipeline_and_again_and_again(runtime_folder: Path)
         train.check()
 
 
-@pytest.mark.parametrize("state_at", ["after batch 3", "after the end", "in epoch 1"])
-def test_case_B3_a_state_at_an_epochs_end_starts_the_next_one(runtime_folder: Path, state_at: str) -> None:
+def test_case_B3_a_state_at_an_epochs_end_starts_the_next_one(runtime_folder: Path) -> None:
     recipe = counting(runtime_folder, 96, 4, lanes=8, batch=4)
-    ledger = Ledger(plan_of(recipe))
     with Daemon(recipe, workers=1) as daemon:
-        with Ranks(daemon.socket, 4, ledger=ledger) as ranks:
-            assert set(ranks.rounds(3)) == {3}
-            if state_at != "after batch 3":
-                assert set(ranks.rounds(1)) == {0}
-            if state_at == "in epoch 1":
-                assert set(ranks.rounds(1)) == {1}
-            state = ranks.state(1)
-        steps = []
-        with Ranks(daemon.socket, 2, state, ledger=ledger) as ranks:
-            while (epoch := ranks.loaders[0].epoch) < 4:
-                steps.append((epoch, *set(ranks.rounds())))
-    assert steps == [(1, 2 if state_at == "in epoch 1" else 3), (2, 3), (3, 3)]
-    for epoch in range(4):
-        ledger.check(epoch, dict.fromkeys(range(8), 12))
+        for state_at in ("after batch 3", "after the end", "in epoch 1"):
+            ledger = Ledger(plan_of(recipe))
+            with Ranks(daemon.socket, 4, ledger=ledger) as ranks:
+                assert set(ranks.rounds(3)) == {3}
+                if state_at != "after batch 3":
+                    assert set(ranks.rounds(1)) == {0}
+                if state_at == "in epoch 1":
+                    assert set(ranks.rounds(1)) == {1}
+                state = ranks.state(1)
+            steps = []
+            with Ranks(daemon.socket, 2, state, ledger=ledger) as ranks:
+                while (epoch := ranks.loaders[0].epoch) < 4:
+                    steps.append((epoch, *set(ranks.rounds())))
+            assert steps == [(1, 2 if state_at == "in epoch 1" else 3), (2, 3), (3, 3)], state_at
+            for epoch in range(4):
+                ledger.check(epoch, dict.fromkeys(range(8), 12))
 
 
 def test_after_a_stop_inside_the_last_round_its_empty_batches_come_and_all_ranks_end_the_epoch_together(
@@ -202,20 +216,21 @@ def test_after_a_stop_inside_the_last_round_its_empty_batches_come_and_all_ranks
                 assert ranks.rounds() == [1, 1]
 
 
-@pytest.mark.parametrize(("drop_last", "steps"), [(True, 0), (False, 1)])
-def test_case_K2_fewer_records_than_lanes_end_evenly_too(runtime_folder: Path, drop_last: bool, steps: int) -> None:
-    recipe = counting(runtime_folder, 1, 1, lanes=4, batch=1)
-    text = Path(recipe).read_text().replace(".batch(1)", f".batch(1, drop_last={drop_last})")
-    Path(recipe).write_text(text)
-    with (
-        Daemon(recipe, workers=1) as daemon,
-        Ranks(daemon.socket, 4) as ranks,
-        warnings.catch_warnings(record=True) as said,
-    ):
-        warnings.simplefilter("always")
-        assert ranks.rounds() == [steps] * 4
-        assert [sum(map(len, batches)) for batches in ranks.batches].count(1) == steps
-    assert any("no full round" in str(each.message) for each in said) == drop_last
+def test_case_K2_fewer_records_than_lanes_end_evenly_too(runtime_folder: Path) -> None:
+    recipe = Path(counting(runtime_folder, 1, 1, lanes=4, batch=1))
+    text = recipe.read_text()
+    kept = text[text.index("pipeline =") :].replace("pipeline =", "kept =")
+    recipe.write_text(text + kept.replace(".batch(1)", ".batch(1, drop_last=False)"))
+    with Daemon(str(recipe), workers=1) as daemon:
+        for pipeline, steps in (("pipeline", 0), ("kept", 1)):
+            with (
+                Ranks(daemon.socket, 4, pipeline=pipeline) as ranks,
+                warnings.catch_warnings(record=True) as said,
+            ):
+                warnings.simplefilter("always")
+                assert ranks.rounds() == [steps] * 4
+                assert [sum(map(len, batches)) for batches in ranks.batches].count(1) == steps
+            assert any("no full round" in str(each.message) for each in said) == (steps == 0)
 
 
 TRAIN = """

