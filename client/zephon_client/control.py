@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import time
+import warnings
 from collections.abc import Callable
 from typing import Protocol, TypeVar
 
@@ -28,6 +30,9 @@ A = TypeVar("A")
 
 _LOOK_AGAIN_SECONDS = 0.02
 _LAST_WORDS_SECONDS = 1.0
+_TOLD_SECONDS = 3.0
+"""From when on it is said that other processes are waited for."""
+
 _LINGER_MS = 200
 
 
@@ -124,8 +129,9 @@ class Control:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._ends, zmq.POLLIN)
-        fd, reason = -1, ""
-        deadline = time.monotonic() + timeout
+        fd, reason, told = -1, "", False
+        began = time.monotonic()
+        deadline = began + timeout
         if watched is not None and watched.closed:
             deadline = min(deadline, time.monotonic() + _LAST_WORDS_SECONDS)
         elif watched is not None:
@@ -135,6 +141,9 @@ class Control:
             answer = self._take((expect, Refused, Patience))
             if isinstance(answer, Patience):
                 self._answer, reason, deadline = None, answer.reason, time.monotonic() + timeout
+                if answer.others and not told and time.monotonic() - began >= _TOLD_SECONDS:
+                    told = True
+                    warnings.warn(f"this rank waits for {reason}", stacklevel=_callers_level())
                 continue
             if answer is not None:
                 return answer
@@ -171,6 +180,14 @@ class Control:
                 if number == self._name():
                     self._answer = decode(payload, expect=expect)
         return self._answer
+
+
+def _callers_level() -> int:
+    """The `stacklevel` with which a warning of the calling function names the caller's line outside of this package."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "zephon_client":
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def _wait_for_listener(path: str, seconds: float) -> None:

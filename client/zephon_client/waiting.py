@@ -21,6 +21,9 @@ from zephon_client.feed import Feed
 _OTHER_RANKS = re.compile(r"to attach|\bgroups? \[?\d")
 """How the engine's reasons name groups or ranks that are missing."""
 
+_LEFT = "have left the run"
+"""How they say that those were here."""
+
 _ELSEWHERE = "of another group"
 """How they name a lane that this rank does not read."""
 
@@ -105,6 +108,12 @@ class Waiting:
         elif _ELSEWHERE in reason and (told := self._ask()):  # which may be in another engine
             reason += f". {told[0].upper()}{told[1:]}"
         text = f"nothing has moved for {self._stalled:.0f} s: {reason}"
+        if _LEFT in reason:
+            return TopologyError(
+                f"{text}. A finite run ends on all ranks at the same step, so it needs every rank of every group, and "
+                "one that has left cannot come back to it: end all ranks and start them together from the last "
+                "checkpoint, or set options(even_ends=False) to let each rank go to the end of its own lanes."
+            )
         if _OTHER_RANKS.search(reason):
             return TopologyError(
                 f"{text}. A finite run ends on all ranks at the same step, so it needs every rank of every group: "

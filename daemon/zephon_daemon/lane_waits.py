@@ -41,7 +41,7 @@ def lane_waits(number: int, run: Run, scheduler: Scheduler, oversight: Oversight
             cause, reason = _of_head(*hand, scheduler, oversight) if hand else ("a free worker", "a free worker")
             if early := lane.producer.early:
                 reason += f" ({early} later tasks are done and wait for their turn)"
-        elif "attach" in reason or "begin" in reason:
+        elif "attach" in reason or "begin" in reason or "have left" in reason:
             cause = "ranks"
         elif "another group" in reason:
             cause = "lanes of other groups"

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from zephon.barren import barren
 from zephon.plan import Plan
@@ -34,11 +34,15 @@ ANNOUNCEMENTS_KEPT = 64
 
 
 class Others:
-    """One engine's side. `telling` once the run has other engines, `groups` are those that read from them now."""
+    """One engine's side. `telling` once the run has other engines.
+
+    `groups` are those that read from them now, `came` those that ever did.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.telling = False
         self.groups: list[int] = []
+        self.came: set[int] = set()
         self._plan = plan
         self._totals: dict[tuple[int, int], LaneTotal] = {}
         self._windows: dict[int, deque[Announced]] = {}
@@ -53,6 +57,11 @@ class Others:
         self._released: list[Released] = []
         self._reached: dict[tuple[int, int], int] = {}
         self._barren: dict[tuple[int, int], tuple[int, int, int]] = {}
+
+    def read_there(self, groups: Sequence[int]) -> None:
+        """These groups read from the other engines now."""
+        self.groups = list(groups)
+        self.came.update(groups)
 
     def due(self, now: float) -> float:
         """Seconds until something is to be told; not above 0: now; for ever where there is nothing."""

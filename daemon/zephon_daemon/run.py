@@ -64,6 +64,7 @@ class Run:
         self._feeding = Feeding(plan, self.lanes, self.starts, self.first_epoch, self.task_samples)
         self.others = Others(plan)
         self._unplaced: set[int] = set()
+        self._came: set[int] = set()  # groups that were here once
         self._gates = Gates(plan, self.starts, self.first_epoch, self.owned)
         self._wanted_epoch = self.first_epoch
         for group in groups:
@@ -78,6 +79,7 @@ class Run:
         reader = self.readers[client] = Reader(client, group, stated=statement)
         self.expected[group] = group_readers
         self._unplaced.add(group)
+        self._came.add(group)
         out: list[Instruction] = []
         if statement is None:
             reader.places = {n: (self.first_epoch, self.starts[n].place) for n in self.owned[group]}
@@ -540,5 +542,7 @@ class Run:
         slow = min(gate.produced, key=lambda n: gate.produced[n])
         if all(r.rounds >= gate.rounds for r in self.readers.values() if r.group == lane.group):
             missing = self.missing_groups()
+            if left := [group for group in missing if group in self._came | self.others.came]:
+                return f"groups {left}, whose ranks have left the run"
             return f"groups {missing} to attach" if missing else f"lane {slow} of another group"
         return None

@@ -220,7 +220,7 @@ class Sessions:
         if run.plan is None:
             run.plan, run.strategy = started.plan, started.strategy
             here = {c.engine for c in self.clients.values() if c.hello.pipeline == run.pipeline and not run.resumed}
-            for other in sorted((here & self._dealing.ready) - run.started):
+            for other in sorted((here & self._dealing.ready) - run.started) if self._wanted(run) else ():
                 out += self._start(run, other)  # as its groups are here, whose lanes the others' ends depend on
         return [*out, *self._retry(now), *self._end_idle_runs()]
 
@@ -253,7 +253,7 @@ class Sessions:
                 out.append(Answer(waiting.ask, refused(waiting.error)))
             elif now - waiting.told >= PATIENCE_SECONDS:
                 waiting.told = now
-                out.append(Answer(waiting.ask, Patience(waiting.reason)))
+                out.append(Answer(waiting.ask, Patience(waiting.reason, isinstance(waiting.error, TopologyError))))
         late = [each for each in self.clients.values() if not each.joined and now - each.since >= JOIN_SECONDS]
         for client in late:
             out += self._gone(client.number)
@@ -294,7 +294,7 @@ class Sessions:
         assert {n: c for group in self._groups.values() for n, c in group.items()} == self.clients
         assert all(self.clients.get(client.number) is client for client in self._nonces.values())
         for run in self._current.values():
-            assert run.plan is None or self._wanted(run)
+            assert not run.started <= run.has or run.plan is None or self._wanted(run)
             assert all(count <= run.shape.group_readers for count in run.places.values())
 
     # Deciding
@@ -435,7 +435,9 @@ class Sessions:
                 SAME_JOB_SECONDS,
                 TopologyError(
                     f"group {hello.dp_group_id} has read in this run of pipeline {hello.pipeline!r} and left it, while "
-                    f"others still read: {names}. A new run starts once all of them have closed."
+                    f"others still read: {names}. Nobody can come back into a run that others go on reading: a new one "
+                    "starts once all of them have closed, so end them, and start all ranks together from the last "
+                    "checkpoint."
                 ),
             )
         check_shape(client, shape, run)

@@ -177,9 +177,10 @@ class Farewell:
 @message("patience")
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The answer is being worked on; `reason` says what it waits for."""
+    """The answer is being worked on; `reason` says what it waits for. `others`: for processes of the user's to end."""
 
     reason: str
+    others: bool = False
 
 
 @message("refused")

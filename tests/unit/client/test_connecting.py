@@ -158,6 +158,20 @@ def test_a_daemon_that_does_not_answer_is_unavailable_but_patience_prolongs_the_
     connect(peer.path, timeout=5).close()
 
 
+def test_a_rank_that_waits_for_other_processes_to_end_says_so_once(
+    make_peer: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zephon_client.control._TOLD_SECONDS", 0.0)
+    peer = make_peer()
+    waits = [p.Patience("its recipe to load"), *[p.Patience("the run before to end: process 7 (group 1)", True)] * 3]
+    peer.answers[p.Hello] = lambda message: [*waits, peer._answer(message)]
+    with pytest.warns(UserWarning, match="this rank waits") as caught:
+        connect(peer.path, timeout=5).close()
+    (said,) = caught
+    assert str(said.message) == "this rank waits for the run before to end: process 7 (group 1)"
+    assert said.filename == __file__
+
+
 def test_a_refused_hello_is_raised_as_the_error_it_names(make_peer: Make) -> None:
     peer = make_peer()
     peer.answers[p.Hello] = lambda message: [p.Refused("RecipeError", f"no pipeline {message.pipeline!r}")]

@@ -121,6 +121,7 @@ def test_a_wait_goes_on_while_the_engine_says_that_it_works(make_peer: Make, joi
     [
         ("lane 0 waits for groups [1, 3] to attach", TopologyError, "even_ends=False"),
         ("lane 0 waits for 1 more ranks of group 0 to attach", TopologyError, "1 more ranks of group 0"),
+        ("lane 0 waits for groups [1], whose ranks have left the run", TopologyError, "end all ranks and start them"),
         ("lane 0 waits for workers", RunFailed, "stalled: .*lane 0 waits for workers"),
         ("lane 0 waits for lane 5 of another group", RunFailed, "lane 5"),
     ],

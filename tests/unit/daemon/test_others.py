@@ -114,8 +114,10 @@ def test_groups_that_read_elsewhere_are_not_missing() -> None:
     run = Run(PLAN, dp_degree=2, groups=(0,))
     run.join(1, 0, 1)
     assert run.missing_groups() == [1]
-    run.others.groups = [1]
+    run.others.read_there([1])
     assert run.missing_groups() == []
+    run.others.read_there([])
+    assert (run.missing_groups(), run.others.came) == ([1], {1})
 
 
 def test_asked_again_a_run_tells_all_that_it_knows_of_its_lanes() -> None:

@@ -210,9 +210,12 @@ def test_a_rank_that_connects_again_while_its_peers_go_on_is_refused_naming_them
     scene.started()
     scene.goodbye(first)
     ask = scene.attach(scene.welcome(0, 2))
+    scene.later(2.0)
+    assert scene.told[ask] == [Patience("the run before to end: process 72 (group 1)", others=True)]
     scene.later(SAME_JOB_SECONDS)
     assert scene.last(ask).kind == "TopologyError"
     assert "process 72" in scene.last(ask).text
+    assert "start all ranks together from the last checkpoint" in scene.last(ask).text
 
 
 def test_a_run_that_the_engine_refuses_is_refused_to_all_who_wait_and_may_be_tried_again() -> None:
