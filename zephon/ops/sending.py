@@ -19,9 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from zephon.columns import HIDDEN, Block, Objects
+from zephon.columns import HIDDEN, MISSING, Block, Objects
 from zephon.ops.base import Faults, said
 from zephon.recipe import is_recipe_module
+
+_SCALARS = {bool, int, float, str, bytes, type(None), type(MISSING)}
+_ARRAYS = {np.ndarray, *_SCALARS}
 
 
 def sendable(block: Block, operator: str | None, faults: Faults) -> Block:
@@ -44,11 +47,19 @@ def sendable(block: Block, operator: str | None, faults: Faults) -> Block:
 def unsendable(block: Block) -> Iterator[tuple[int, str]]:
     """The records that cannot be sent, field by field, with what is wrong with each."""
     for name, column in block.fields.items():
-        if isinstance(column, Objects) and why_not_sent(column.values) is not None:
+        if isinstance(column, Objects) and not _plain(column.values) and why_not_sent(column.values) is not None:
             for record, value in enumerate(column.values):
                 error = why_not_sent(value)
                 if error is not None:
                     yield record, _cause(name, value, error)
+
+
+def _plain(values: list[Any]) -> bool:
+    """Whether they are arrays and scalars alone, which can be sent without a look inside: images, say."""
+    kinds = set(map(type, values))
+    if np.ndarray in kinds:
+        return kinds <= _ARRAYS and not any(type(v) is np.ndarray and v.dtype.hasobject for v in values)
+    return kinds <= _SCALARS
 
 
 def why_not_sent(value: Any) -> BaseException | None:

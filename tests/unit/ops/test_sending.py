@@ -15,7 +15,7 @@ import pytest
 from tests.unit.custom_operators import Records
 from tests.unit.small_recipes import quiet
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
-from zephon.columns import Block, column_of
+from zephon.columns import Block, Objects, column_of
 from zephon.embedded import EmbeddedRun
 from zephon.errors import DatasetError, RecordError
 from zephon.ops import CountingAccumulator
@@ -161,6 +161,14 @@ def test_what_a_process_cannot_rebuild_is_as_bad_as_what_it_cannot_be_sent(name:
     faults = Faults("skip")
     assert sendable(block, "op", faults).samples[:, 2].tolist() == [0, 2, 3, 4, 5]
     assert faults.skipped == 1
+
+
+@pytest.mark.parametrize("beside", [[np.arange(2), np.zeros((2, 2))], [1, "a", None]])
+def test_an_array_of_objects_among_plain_values_is_looked_into(beside: list[Any]) -> None:
+    block = Block({"held": Objects([*beside, np.array([threading.Lock()])])}, np.zeros((len(beside) + 1, 3), np.int64))
+    faults = Faults("skip")
+    assert len(sendable(block, "op", faults)) == len(beside)
+    assert sendable(block.slice(0, len(beside)), "op", Faults()).fields["held"].to_list() == beside
 
 
 def test_rows_in_memory_that_cannot_be_sent_are_named_with_no_function_in_front_of_them(
