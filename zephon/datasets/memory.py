@@ -54,12 +54,13 @@ class MemorySource(Source):
         if not solid:
             raise DatasetError(f"dataset {name!r} holds no row in {len(shards)} shard(s) in memory")
         self._names, self._shards = list(solid), list(solid.values())
+        self._counts = np.array([len(rows) for rows in self._shards], np.int64)
         self._digest: str | None = None
         self._bytes = 0
 
     @property
     def counts(self) -> IntArray:
-        return np.array([len(rows) for rows in self._shards], np.int64)
+        return self._counts
 
     @property
     def raw_bytes(self) -> int:

@@ -79,6 +79,11 @@ def test_shards_keep_the_order_given_and_empty_ones_are_left_out() -> None:
     assert dataset.digest != Dataset.from_dict("d", dict(reversed(shards.items()))).digest
 
 
+def test_rows_are_counted_once_and_not_with_each_read() -> None:
+    source = of([{"id": 1}]).source
+    assert source.counts is source.counts
+
+
 def test_a_function_that_changes_its_input_changes_no_row() -> None:
     dataset = of([{"messages": [{"role": "user"}], "array": np.zeros(2)}])
     row = dataset.fetch(0, np.array([0]), None, Faults()).to_rows()[0]
