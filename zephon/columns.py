@@ -531,8 +531,11 @@ def canonical(block: Block) -> Block:
     places end here.
     """
     block = visible(block)
-    columns = {name: _canonical_column(column) for name, column in block.fields.items()}
-    fields = {name: column for name, column in columns.items() if column is not None}
+    fields = {}
+    for name, each in block.fields.items():
+        column = _canonical_column(each)
+        if column is not None:
+            fields[name] = column
     return block.with_fields(fields).compact_samples()
 
 

@@ -148,7 +148,7 @@ class Run:
                 freed[number] = lane
         out: list[Instruction] = []
         for lane in freed.values():  # where other readers still hold the slots nothing has changed
-            out += self._advance(lane)
+            out += self._fill(lane)
         return out
 
     def outcome(self, lane_number: int, epoch: int, number: int, outcome: Outcome) -> list[Instruction]:
@@ -347,7 +347,11 @@ class Run:
 
     def _advance(self, lane: Lane) -> list[Instruction]:
         """Do for a lane whatever can be done now."""
-        out = [*self._announce(lane), *self._release(lane), *self._write(lane)]
+        return [*self._announce(lane), *self._release(lane), *self._fill(lane)]
+
+    def _fill(self, lane: Lane) -> list[Instruction]:
+        """Write what a lane has come to, and go on to its next epoch if that was all."""
+        out = self._write(lane)
         if self._may_turn_over(lane):
             lane.restart(LaneProducer(self.plan, lane.epoch + 1, lane.number, Frontier(), self.task_samples), 0)
             out += self._advance(lane)

@@ -231,8 +231,8 @@ def _read(buffer: Buffer) -> Block:
     if form.sample_offsets is not None:
         of_records = _offsets(buffer, form.sample_offsets, len(rows))
     fields: dict[str, Column] = {}
-    for name, kind, offsets, values in form.fields:
-        array = _array(buffer, values)
+    for name, kind, offsets, (shape, dtype, position) in form.fields:
+        array = np.ndarray(shape, dtype, buffer, position)
         if kind == _FIXED:
             fields[name] = Fixed(array)
         elif offsets is None:
