@@ -152,12 +152,20 @@ class _OpenParquet:
         """Rows in a segment of a row group."""
         step = self._steps.get((group, names))
         if step is None:
-            metadata = self._file.metadata.row_group(group)
-            columns = (metadata.column(i) for i in range(metadata.num_columns))
-            size = sum(c.total_uncompressed_size for c in columns if _belongs(c.path_in_schema, names))
-            step = metadata.num_rows if size <= _WHOLE else max(1, metadata.num_rows * _SEGMENT // size)
-            self._steps[group, names] = step
+            rows, size = self._file.metadata.row_group(group).num_rows, self._size(group, names)
+            step = self._steps[group, names] = rows if size <= _WHOLE else max(1, rows * _SEGMENT // size)
         return step
+
+    def _size(self, group: int, names: tuple[str, ...]) -> int:
+        """Bytes of a row group's columns, uncompressed; of all of them, if these are few."""
+        metadata = self._file.metadata.row_group(group)
+        if metadata.total_byte_size <= _WHOLE:
+            return int(metadata.total_byte_size)
+        with self._lock:
+            # Over the damaged metadata of a column pyarrow ends the process, unless its reader has been asked before.
+            next(self._file.iter_batches(1, row_groups=[group], columns=list(names), use_threads=False), None)
+        paths = [self._file.schema.column(i).path for i in range(metadata.num_columns)]
+        return sum(metadata.column(i).total_uncompressed_size for i, p in enumerate(paths) if _belongs(p, names))
 
     def _segment(self, group: int, number: int, names: tuple[str, ...], step: int, rows: int) -> pa.RecordBatch:
         """A segment of which so many rows are read now."""

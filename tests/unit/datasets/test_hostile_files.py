@@ -15,11 +15,14 @@ from hypothesis import strategies as st
 
 from tests.corpora import COUNT, row_of, write
 from zephon import Dataset
+from zephon.datasets import parquet
 from zephon.datasets.fetch import read
 from zephon.errors import DatasetError, RecordError, ZephonError
 from zephon.ops.base import Faults
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+ENDED = 1282
+"""The damage to a Parquet file over which pyarrow ended the process."""
 
 
 def outcome(path: Path) -> tuple[int, int] | ZephonError:
@@ -54,17 +57,20 @@ def test_random_bytes_as_a_shard_are_bad_rows_or_a_damaged_file(
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_shard_with_damaged_bytes_is_read_as_it_is_or_refused(
-    folder: Path, suffix: str, amount: Callable[[int, int], int]
+    folder: Path, suffix: str, amount: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(4)
     rows = [row_of(i) for i in range(60)]
     whole = write(folder / f"whole{suffix}", rows).read_bytes()
-    for number in range(amount(30, 3000)):
+    for number in range(max(ENDED, amount(30, 3000)) + 1):
         data = bytearray(whole)
         for _ in range(chance.randrange(1, 6)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         if chance.random() < 0.3:
             del data[chance.randrange(len(data)) :]
+        if number >= amount(30, 3000) and number != ENDED:
+            continue
+        monkeypatch.setattr(parquet, "_WHOLE", number % 2 * (4 << 20))  # half of the row groups are large ones
         path = folder / f"damaged-{number}{suffix}"
         path.write_bytes(data)
         found = outcome(path)
