@@ -36,7 +36,7 @@ import msgpack
 import numpy as np
 import numpy.typing as npt
 
-from zephon.columns import AnyArray, Block, Bytes, Column, Fixed, Objects, Ragged, Text
+from zephon.columns import HIDDEN, AnyArray, Block, Bytes, Column, Fixed, Objects, Ragged, Text
 from zephon.errors import ProtocolError, RunFailed, SettingError
 
 Buffer = npt.NDArray[np.uint8]
@@ -139,10 +139,15 @@ def _pickled(name: str, column: Column, block: Block) -> Buffer:
     except Exception as error:
         record = next((i for i, v in enumerate(values) if not _can_be_pickled(v)), 0)
         raise RunFailed(
-            f"field {name!r} of the record made from (dataset, shard, row) {block.sample_of(record)} holds a "
+            f"{_shown(name)} of the record made from (dataset, shard, row) {block.sample_of(record)} holds a "
             f"{type(values[record]).__qualname__} that cannot be pickled to reach another process: {error}. "
             "Return arrays, numbers, str, bytes or objects of importable classes."
         ) from error
+
+
+def _shown(name: str) -> str:
+    """A field for an error message. Of the hidden ones, the metas' tags alone have objects of a user's."""
+    return "the tags of the records' metas" if name.startswith(HIDDEN) else f"field {name!r}"
 
 
 def _can_be_pickled(value: Any) -> bool:
@@ -169,12 +174,12 @@ class PickledObjects(Objects):
                 found = pickle.loads(self.blob.data)
             except Exception as error:
                 raise ProtocolError(
-                    f"field {self._name!r}: its Python objects cannot be rebuilt in this process: "
-                    f"{type(error).__name__}: {error}. Make their classes importable here, or return arrays, numbers, "
-                    "str or bytes from the recipe."
+                    f"{_shown(self._name)}: its Python objects cannot be rebuilt in this process: "
+                    f"{type(error).__name__}: {error}. Put the module that defines their classes where this process "
+                    "finds it (PYTHONPATH), or return arrays, numbers, str or bytes from the recipe."
                 ) from error
             if type(found) is not list or len(found) != self._count:
-                raise ProtocolError(f"field {self._name!r}: its pickle does not hold a list of {self._count} objects")
+                raise ProtocolError(f"{_shown(self._name)}: its pickle does not hold a list of {self._count} objects")
             self._list = found
         return self._list
 

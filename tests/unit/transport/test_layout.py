@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import mmap
+import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import msgpack
@@ -17,6 +20,7 @@ from tests.drawn_records import packed_blocks, samples_of
 from zephon.columns import Block, Bytes, Column, Fixed, Objects, Ragged, Text, canonical, column_of
 from zephon.digests import block_digest
 from zephon.errors import ProtocolError, RunFailed, SettingError
+from zephon.ops.records import TAGS
 from zephon.transport.layout import measure, read
 
 ALL_KINDS = Block(
@@ -205,3 +209,21 @@ def test_what_cannot_be_laid_out_is_refused_by_name() -> None:
         measure(ALL_KINDS).write(np.zeros(10, np.uint8))
     with pytest.raises(ValueError, match="contiguous"):
         read(np.zeros(200, np.uint8)[::2])
+
+
+@pytest.mark.parametrize(("name", "shown"), [("box", "field 'box'"), (TAGS, "the tags of the records' metas")])
+def test_objects_that_cannot_be_rebuilt_here_name_their_field_and_say_what_to_do(
+    name: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "boxes_of_the_recipe.py").write_text("class Box: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    box = importlib.import_module("boxes_of_the_recipe").Box()
+    layout = measure(Block({name: Objects([box])}, np.zeros((1, 3), np.int64)))
+    buffer = np.zeros(layout.nbytes, np.uint8)
+    layout.write(buffer)
+    column = read(buffer).fields[name]
+    sys.modules.pop("boxes_of_the_recipe")
+    monkeypatch.undo()
+    expected = f"^{shown}: its Python objects cannot be rebuilt.*boxes_of_the_recipe.*PYTHONPATH"
+    with pytest.raises(ProtocolError, match=expected):
+        column.to_list()
