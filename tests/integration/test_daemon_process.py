@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -147,6 +148,29 @@ def client(path: str) -> Iterator[Callable[..., Client]]:
         each.close()
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[DaemonProcess]:
+    """A daemon for all tests that leave it as it was."""
+    with tempfile.TemporaryDirectory(prefix="z", dir="/tmp") as folder:
+        daemon = DaemonProcess(f"{folder}/d.sock", memory=1 << 30)
+        until(lambda: len(daemon.pids()) == 4)
+        yield daemon
+        daemon.process.terminate()
+        assert daemon.ends() == (0, "")
+
+
+@pytest.fixture
+def rank(shared: DaemonProcess) -> Iterator[Client]:
+    """A client of the shared daemon, alone there."""
+    until(lambda: shared.report()["clients"] == [])
+    made = Client(shared.path)
+    yield made
+    if shared.report()["clients"]:
+        made.request(p.Goodbye(made.welcome.token, made.welcome.client))
+    made.close()
+    until(lambda: shared.report()["clients"] == [])
+
+
 def until(condition: Callable[[], Any]) -> Any:
     """Waits for a condition of another process."""
     end = time.monotonic() + SECONDS
@@ -187,19 +211,17 @@ def test_a_signal_ends_it_with_all_its_processes_quietly(start: Any, path: str, 
     assert not os.path.exists(data_path(path))
 
 
-def test_case_C2_both_sockets_are_its_users_alone(start: Any, path: str) -> None:
-    start()
-    for each in (path, data_path(path)):
+def test_case_C2_both_sockets_are_its_users_alone(shared: DaemonProcess) -> None:
+    for each in (shared.path, data_path(shared.path)):
         assert stat.S_IMODE(os.stat(each).st_mode) == 0o600
 
 
-def test_a_second_daemon_on_the_socket_is_refused_and_the_first_one_goes_on(start: Any) -> None:
-    first, second = start(), start()
-    code, errors = second.ends()
+def test_a_second_daemon_on_the_socket_is_refused_and_the_first_one_goes_on(shared: DaemonProcess, start: Any) -> None:
+    code, errors = start(path=shared.path).ends()
     assert code == 3
-    assert f"process {first.process.pid}" in errors
+    assert f"process {shared.process.pid}" in errors
     assert len(errors.splitlines()) == 1
-    assert first.report()["daemon"]["pid"] == first.process.pid
+    assert shared.report()["daemon"]["pid"] == shared.process.pid
 
 
 def test_a_file_that_is_no_socket_is_left_alone(start: Any, path: str) -> None:
@@ -217,33 +239,33 @@ def test_a_recipe_that_cannot_be_loaded_is_one_line_and_exit_code_3(start: Any, 
     assert reason in errors.splitlines()[-1]
 
 
-def test_the_engine_gets_its_settings(start: Any) -> None:
-    settings = start(memory=1 << 30).report()["engine"]["settings"]
+def test_the_engine_gets_its_settings(shared: DaemonProcess) -> None:
+    settings = shared.report()["engine"]["settings"]
     assert (settings["workers"], settings["memory"]) == (2, 1 << 30)
 
 
-def test_an_attached_clients_connection_goes_to_the_engine(start: Any, client: Any) -> None:
-    daemon = start()
-    rank = client()
+def test_an_attached_clients_connection_goes_to_the_engine(shared: DaemonProcess, rank: Client) -> None:
+    before = len(shared.heard())
     rank.join()
     found = rank.attach()
     assert (found.owned, found.lanes) == ([0, 1, 2, 3], 4)
     assert rank.receive() == p.Released(0, 5, True)
     rank.channel.send(encode(p.Begin(0)))
-    until(lambda: "Begin" in daemon.heard())
+    until(lambda: "Begin" in shared.heard()[before:])
     assert isinstance(rank.request(p.Goodbye(rank.welcome.token, rank.welcome.client)), p.Farewell)
-    until(lambda: str(p.EndRun(1)) in daemon.heard())
-    assert daemon.report()["clients"] == []
+    until(lambda: any(line.startswith("EndRun(") for line in shared.heard()[before:]))
+    assert shared.report()["clients"] == []
 
 
-def test_a_client_may_attach_before_it_joins_and_send_before_it_is_handed_over(start: Any, client: Any) -> None:
-    daemon = start()
-    rank = client()
+def test_a_client_may_attach_before_it_joins_and_send_before_it_is_handed_over(
+    shared: DaemonProcess, rank: Client
+) -> None:
+    before = len(shared.heard())
     rank.attach()
     rank.join()
     rank.channel.send(encode(p.Begin(0)))
     assert rank.receive() == p.Released(0, 5, True)
-    until(lambda: "Begin" in daemon.heard())
+    until(lambda: "Begin" in shared.heard()[before:])
 
 
 def test_a_checkpoint_larger_than_any_message_reaches_the_engine(start: Any, client: Any) -> None:
@@ -257,15 +279,14 @@ def test_a_checkpoint_larger_than_any_message_reaches_the_engine(start: Any, cli
 
 
 @pytest.mark.parametrize("attached", [True, False])
-def test_a_client_whose_connection_ends_is_dropped(start: Any, client: Any, attached: bool) -> None:
-    daemon = start()
-    rank = client()
+def test_a_client_whose_connection_ends_is_dropped(shared: DaemonProcess, rank: Client, attached: bool) -> None:
     rank.join()
     if attached:
         rank.attach()
         rank.receive()
+    assert [each["client"] for each in shared.report()["clients"]] == [rank.welcome.client]
     rank.channel.close()
-    until(lambda: daemon.report()["clients"] == [])
+    until(lambda: shared.report()["clients"] == [])
 
 
 RANK = """
@@ -282,27 +303,27 @@ signal.pause()
 """
 
 
-def test_a_rank_that_is_killed_is_dropped_even_if_a_child_of_it_holds_its_connection(start: Any, path: str) -> None:
+def test_a_rank_that_is_killed_is_dropped_even_if_a_child_of_it_holds_its_connection(shared: DaemonProcess) -> None:
     import sys
 
-    daemon = start()
-    code = RANK.format(paths=[*sys.path, FOLDER], path=path)
+    until(lambda: shared.report()["clients"] == [])
+    code = RANK.format(paths=[*sys.path, FOLDER], path=shared.path)
     rank = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert rank.stdout is not None
     lines = [rank.stdout.readline() for _ in range(2)]
     forked = int(next(line for line in lines if line.strip().isdecimal()))
-    assert daemon.report()["clients"][0]["pid"] == rank.pid
+    (own,) = shared.report()["clients"]
+    assert own["pid"] == rank.pid
     rank.kill()
     rank.wait()
-    until(lambda: daemon.report()["clients"] == [])
-    assert str(p.DropReader(1)) in daemon.heard()
+    until(lambda: shared.report()["clients"] == [])
+    assert str(p.DropReader(own["client"])) in shared.heard()
     os.kill(forked, signal.SIGKILL)
     rank.stdout.close()
 
 
-def test_a_stranger_on_the_data_socket_is_sent_away(start: Any, path: str) -> None:
-    start()
-    channel = connect(data_path(path), 5.0)
+def test_a_stranger_on_the_data_socket_is_sent_away(shared: DaemonProcess) -> None:
+    channel = connect(data_path(shared.path), 5.0)
     channel.send(encode(p.Join(b"guess", 1)))
     assert select.select([channel], [], [], SECONDS)[0]
     found = channel.receive()
@@ -310,14 +331,12 @@ def test_a_stranger_on_the_data_socket_is_sent_away(start: Any, path: str) -> No
     channel.close()
 
 
-def test_garbage_on_the_control_socket_is_answered_and_harms_nobody(start: Any, client: Any) -> None:
-    daemon = start()
-    rank = client()
+def test_garbage_on_the_control_socket_is_answered_and_harms_nobody(shared: DaemonProcess, rank: Client) -> None:
     rank.dealer.send_multipart([b"7", b"\x00garbage"])
     assert rank.dealer.poll(SECONDS * 1000)
     assert decode(rank.dealer.recv_multipart()[1], expect=p.Refused).kind == "ProtocolError"
     rank.dealer.send_multipart([b"lonely frame"])
-    assert daemon.report()["daemon"]["pid"] == daemon.process.pid
+    assert shared.report()["daemon"]["pid"] == shared.process.pid
 
 
 def test_case_D3_a_killed_worker_is_replaced_and_the_engine_is_told_how_it_ended(start: Any) -> None:
