@@ -63,8 +63,17 @@ def _read_footer(path: str, size: int, tally: Tally) -> Entry:
         metadata = pq.read_metadata(pa.BufferReader(_MARK + tail[-8 - length :]))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise damaged(path, error) from error
+    _rows_of_groups(path, metadata)
     tally.add(size=size)
     return Entry(size, metadata.num_rows, hashlib.blake2b(head + tail, digest_size=32).digest())
+
+
+def _rows_of_groups(path: str, metadata: pq.FileMetaData) -> list[int]:
+    """The rows of each row group, which are all rows."""
+    rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
+        raise damaged(path, f"its footer counts {metadata.num_rows} rows, and {sum(rows)} in row groups")
+    return rows
 
 
 def _ends_of(path: str, size: int) -> tuple[bytes, bytes]:
@@ -110,8 +119,7 @@ class _OpenParquet:
     def __init__(self, path: str, signature: Signature) -> None:
         self._key = (path, signature)
         self._file = pq.ParquetFile(path, pre_buffer=False, buffer_size=256 << 10, page_checksum_verification=True)
-        groups = [self._file.metadata.row_group(i) for i in range(self._file.num_row_groups)]
-        self._ends = np.cumsum([0, *(group.num_rows for group in groups)], dtype=np.int64)
+        self._ends = np.cumsum([0, *_rows_of_groups(path, self._file.metadata)], dtype=np.int64)
         self.names = self._file.schema_arrow.names
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
