@@ -175,6 +175,12 @@ class Epoch:
         said = {} if self._drop_last else turns.stands
         return {lane: frontier_at(self._windows[lane], count, said.get(lane)) for lane, count in turns.records.items()}
 
+    def windows(self) -> dict[int, Frontier]:
+        """Where the windows begin that all of the run's lanes are in, going by this rank's rounds."""
+        stands = self.turns.most + self.turns.rounds * self.turns.microbatch_size
+        begun = {lane: frontier_at(windows, stands).announcement for lane, windows in self._windows.items()}
+        return {lane: Frontier(at.chunk, 0, at.records, at.skipped, at.source) for lane, at in begun.items()}
+
     def totals(self) -> list[LaneTotal]:
         """The lanes' totals that are known."""
         return [LaneTotal(n, self.number, records, self._skipped[n]) for n, records in self._totals.items()]

@@ -107,7 +107,7 @@ class Run:
         known = (*self._past, self.epoch, *self._later.values())
         return Statement(
             origin=self._origin,
-            at=Checkpoint(self._identity, self.epoch.number, self.epoch.own_frontiers()),
+            at=Checkpoint(self._identity, self.epoch.number, {**self.epoch.windows(), **self.epoch.own_frontiers()}),
             stands=dict(self.epoch.turns.stands),
             rounds=self.epoch.turns.rounds,
             readers=self._readers,

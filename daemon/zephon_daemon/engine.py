@@ -211,7 +211,7 @@ class Engine:
             if live.failed is not None:
                 self._to_daemon(p.LanesTold(live.number, failed=live.failed))
         elif isinstance(message, p.GroupsElsewhere):
-            live.run.others.read_there(message.groups)
+            live.run.read_there(message.groups)
         elif message.failed is not None:
             self._fail(live.number, message.failed, ours=False)
         elif live.failed is None:
@@ -558,6 +558,8 @@ class Engine:
     def _tick(self, now: float) -> None:
         for live in self._runs.values():
             live.look(self._scheduler, self._oversight, now)
+            if live.failed is None and live.waits_in_vain(now):
+                self._do(live, live.run.go_without)
         for port in self._clients.values():
             of = self._runs.get(port.run)
             if port.hungry is not None and of is not None:

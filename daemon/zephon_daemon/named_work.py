@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from zephon.columns import Block
 from zephon.plan import Plan
 from zephon.pointers import packed, unpacked
 from zephon.windows import AnyTask, StageTask, pointers_of
+from zephon_daemon.lane import Lane
 from zephon_daemon.scheduler import Work
 
 SHARDS_NAMED = 3
@@ -32,6 +34,16 @@ def samples_of(plan: Plan, task: AnyTask) -> str:
         named.append(f"{_shard(plan, dataset, shard)}, {rows}")
     more = len(found) - SHARDS_NAMED
     return "; ".join(named) + (f"; and {more} more shards" if more > 0 else "")
+
+
+def batch_of(plan: Plan, lane: Lane, block: Block, records: int) -> str:
+    """The lane's next batch: its place in the lane, and the samples that it was made from."""
+    made = ""
+    if len(block.samples):
+        dataset, shard, row = block.samples[0, :3].tolist()
+        first = f"dataset {plan.dataset_names[dataset]!r}, shard {shard}, row {row}"
+        made = f", made from {len(block.samples)} samples, the first one {first},"
+    return f"the batch of records {lane.written} to {lane.written + records - 1} of lane {lane.number}{made}"
 
 
 def record_of(plan: Plan, task: AnyTask, place: int) -> str:

@@ -32,6 +32,8 @@ from zephon_daemon.waits import Waits
 
 STALL_TEXT = 2000
 REPORTS_LOGGED = 20
+GO_WITHOUT_SECONDS = 1.0
+"""How long ranks that came back to a run wait for the others, whom the daemon's or the engine's start kept as long."""
 _log = logging.getLogger("zephon.engine")
 
 
@@ -54,6 +56,9 @@ class LiveRun:
     """Whether the black box is to name the samples in work, too."""
 
     waits: Waits = field(default_factory=Waits)
+    here: frozenset[int] = frozenset()
+    here_since: float = 0.0
+    """The run's readers, and since when they are these."""
 
     def doing(self, task: AnyTask) -> str:
         """What the engine is at when it takes in a task's outcome, for the black box."""
@@ -115,6 +120,13 @@ class LiveRun:
         found = lane_waits(self.number, self.run, scheduler, oversight)
         self.waits.look({lane: (wait.cause, wait.moved) for lane, wait in found.items()}, now)
         return found
+
+    def waits_in_vain(self, now: float) -> bool:
+        """Whether ranks that came back have waited so long for others that these may be waiting for them."""
+        here = frozenset(self.run.readers)
+        if here != self.here:
+            self.here, self.here_since = here, now
+        return now - self.here_since >= GO_WITHOUT_SECONDS and self.run.waits_for_ranks
 
     def report(self, scheduler: Scheduler, oversight: Oversight, now: float) -> dict[str, Any]:
         """The run for `zephon progress`."""

@@ -11,13 +11,16 @@ A run always begins at its origin, the state that was loaded, if any: so rounds 
 were attached to an engine before say where they stand (`zephon.transport.statement`). Once all readers of a group are
 here its lanes are placed: each at the reader that is furthest behind. A batch is written for those only that have not
 had it. That holds at any time, whatever the lane was doing before.
+
+A rank that got a batch right before an engine's death may wait for the others in a collective, and comes back only once
+these have got theirs. So after a while those that are here go on without it (`go_without`): a group's lanes are placed
+where its readers stand that came, and those of a group of which nobody came stand in (`zephon_daemon.stand_ins`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from zephon.columns import Block
 from zephon.errors import ProtocolError
 from zephon.frontiers import Checkpoint, Frontier, beginnings
 from zephon.lanes import batch_end, batch_round, owned_lanes
@@ -32,7 +35,9 @@ from zephon_daemon.feeding import Feeding
 from zephon_daemon.gates import ENDLESS, Gate, Gates
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.lane import Lane, Reader
+from zephon_daemon.named_work import batch_of
 from zephon_daemon.others import ANNOUNCEMENTS_KEPT, Others
+from zephon_daemon.stand_ins import pass_over, stand_ins
 
 
 class Run:
@@ -65,6 +70,7 @@ class Run:
         self.others = Others(plan)
         self._unplaced: set[int] = set()
         self._came: set[int] = set()  # groups that were here once
+        self._standing_in: set[int] = set()
         self._gates = Gates(plan, self.starts, self.first_epoch, self.owned)
         self._wanted_epoch = self.first_epoch
         for group in groups:
@@ -80,6 +86,7 @@ class Run:
         self.expected[group] = group_readers
         self._unplaced.add(group)
         self._came.add(group)
+        self._standing_in.discard(group)
         out: list[Instruction] = []
         if statement is None:
             reader.places = {n: (self.first_epoch, self.starts[n].place) for n in self.owned[group]}
@@ -96,6 +103,41 @@ class Run:
         """So many readers of the group are left, those included that have not come yet."""
         self.expected[group] = max(1, readers)
         return self._place(group) + [step for lane in self._lanes_of(group) for step in self._advance(lane)]
+
+    @property
+    def waits_for_ranks(self) -> bool:
+        """Whether ranks that came back wait for others that have not."""
+        stated = {reader.group for reader in self.readers.values() if reader.stated is not None}
+        return not stated.isdisjoint(self._unplaced) or bool(self._left_behind)
+
+    def go_without(self) -> list[Instruction]:
+        """Ranks that came back have waited for others, which may be waiting for them: they go on without these."""
+        stated = {reader.group for reader in self.readers.values() if reader.stated is not None}
+        out: list[Instruction] = []
+        for group in sorted(stated & self._unplaced):
+            out += self._place(group, without=True)
+        for group in self._left_behind:
+            self._standing_in.add(group)
+            for lane in stand_ins(self.plan, group, self.owned[group], self.readers.values(), self.task_samples):
+                self.lanes[lane.number] = lane
+                out += self._advance(lane)
+        return out
+
+    @property
+    def _left_behind(self) -> list[int]:
+        """Groups that have not come to this engine, or another of the run, and whose lanes the ends of others need."""
+        stated = [reader.stated for reader in self.readers.values() if reader.stated is not None]
+        if not stated or not self.plan.settings.even_ends:
+            return []
+        gate = self._gates.of(max(each.at.epoch for each in stated), 0)
+        if gate.final or gate.rounds == ENDLESS:
+            return []
+        return [group for group in self.missing_groups() if not self._lanes_of(group)]
+
+    def read_there(self, groups: Sequence[int]) -> None:
+        """These groups read from the other engines of the run now, where their lanes need nobody to stand in."""
+        self.others.read_there(groups)
+        self._standing_in.difference_update(groups)
 
     def begin(self, client: int, epoch: int) -> list[Instruction]:
         """A client is ready for an epoch."""
@@ -149,6 +191,9 @@ class Run:
         out: list[Instruction] = []
         for lane in freed.values():  # where other readers still hold the slots nothing has changed
             out += self._fill(lane)
+        for group in self._standing_in:
+            for lane in self._lanes_of(group):
+                out += self._fill(lane)
         return out
 
     def outcome(self, lane_number: int, epoch: int, number: int, outcome: Outcome) -> list[Instruction]:
@@ -220,7 +265,7 @@ class Run:
         if lane is None:
             return "its group to attach"
         missing = self.missing_readers(lane.group)
-        if missing:
+        if missing and not self._is_placed(lane.group):
             return f"{missing} more rank{'s' if missing > 1 else ''} of group {lane.group} to attach"
         if self._audience(lane, lane.stands + 1) is None:
             return "its ranks to begin the epoch"
@@ -277,10 +322,13 @@ class Run:
     def _lanes_of(self, group: int) -> list[Lane]:
         return [self.lanes[number] for number in self.owned[group] if number in self.lanes]
 
-    def _place(self, group: int) -> list[Instruction]:
-        """Put a group's lanes where the reader stands that is furthest behind, once all of its readers are here."""
+    def _is_placed(self, group: int) -> bool:
+        return group not in self._unplaced and any(reader.group == group for reader in self.readers.values())
+
+    def _place(self, group: int, *, without: bool = False) -> list[Instruction]:
+        """Put a group's lanes at the reader that is furthest behind, once all are here, or `without` the others."""
         here = [reader for reader in self.readers.values() if reader.group == group]
-        if group not in self._unplaced or not here or self.missing_readers(group):
+        if group not in self._unplaced or not here or (self.missing_readers(group) and not without):
             return []
         self._unplaced.discard(group)
         out: list[Instruction] = []
@@ -430,11 +478,16 @@ class Run:
 
     def _write(self, lane: Lane) -> list[Instruction]:
         """Write as many of the lane's batches as there are records and slots for."""
-        if lane.group in self._unplaced or not any(r.group == lane.group for r in self.readers.values()):
+        if lane.group in self._standing_in:
+            gate = self._gates.of(lane.epoch, lane.group)
+            pass_over(lane, gate, self.readers.values(), self.plan.microbatch_size)
+            return []
+        if not self._is_placed(lane.group):
             return []
         out: list[Instruction] = []
         gate, stream = self._gates.of(lane.epoch, lane.group), lane.producer.stream
-        while lane.ring is None or (lane.ring.free and lane.ring.alone < ALONE_AT_ONCE):
+        # Who came anew gets a ring of its own: that before may be full of what others hold while they wait for it.
+        while lane.ring is None or lane.renew or (lane.ring.free and lane.ring.alone < ALONE_AT_ONCE):
             until = batch_end(lane.stands, gate.most, self.plan.microbatch_size)
             count = until - lane.written if lane.stands == lane.written else 0
             short = len(stream) < count or lane.stands != lane.written
@@ -484,7 +537,7 @@ class Run:
         slot: Slot | None
         if lane.ring.outgrows(layout.nbytes) or self._too_large(layout.nbytes, lane):
             slot = lane.ring.acquire_alone(layout.nbytes)
-            named = self._named(lane, block, records)
+            named = batch_of(self.plan, lane, block, records)
             out.append(MakeRing(lane.number, slot.generation, layout.nbytes, 1, self._readers_of(lane), named))
         else:
             if not lane.ring.fits(layout.nbytes):
@@ -528,15 +581,6 @@ class Run:
             return False
         slot_bytes, slots = self.shape_of(nbytes)
         return slot_bytes * slots > self._ring_share
-
-    def _named(self, lane: Lane, block: Block, records: int) -> str:
-        """A batch for people: its place in the lane, and the samples that it was made from."""
-        made = ""
-        if len(block.samples):
-            dataset, shard, row = block.samples[0, :3].tolist()
-            first = f"dataset {self.plan.dataset_names[dataset]!r}, shard {shard}, row {row}"
-            made = f", made from {len(block.samples)} samples, the first one {first},"
-        return f"the batch of records {lane.written} to {lane.written + records - 1} of lane {lane.number}{made}"
 
     def _holding_back(self, lane: Lane) -> str | None:
         """Whether readers wait for other groups' lanes rather than train."""

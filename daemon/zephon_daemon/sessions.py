@@ -237,7 +237,7 @@ class Sessions:
             if client.engine == engine or not run.has:
                 client.run, client.attached = None, False
         self._waiting = [w for w in self._waiting if w not in refused]
-        return [Answer(waiting.ask, Refused(kind, text)) for waiting in refused]
+        return [*(Answer(waiting.ask, Refused(kind, text)) for waiting in refused), *self._end_idle_runs()]
 
     def lanes_told(self, told: LanesTold, engine: int) -> list[Instruction]:
         """An engine tells of its lanes: the run's other engines must know."""

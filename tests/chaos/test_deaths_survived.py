@@ -69,6 +69,22 @@ def test_a_rank_that_sees_an_engines_death_before_the_daemon_is_told_of_it_waits
         assert len(set(ranks.ids(0))) == len(ranks.ids(0)) == 400
 
 
+def test_ranks_go_on_without_one_that_waits_for_them_in_a_collective(runtime_folder: Path) -> None:
+    """It got its batches before the engine died and comes back after the others got theirs."""
+    some = ".map_transform(lambda row: row if row['id'] % 7 else None)"
+    recipe = counting(runtime_folder, 4000, 4, lanes=4, batch=4, more=some, options="flush_every_k_chunks=1")
+    ledger = Ledger(plan_of(recipe))
+    with Daemon(recipe, workers=1) as daemon, Ranks(daemon.socket, 2, ledger=ledger) as ranks:
+        assert ranks.loaders[1].lanes == [2, 3]
+        ranks.take([6, 0])
+        kill(daemon, "engine")
+        ranks.take([0, 6])
+        ranks.take([2, 2])
+        kill(daemon, "engine")
+        assert len(set(ranks.rounds())) == 1
+    ledger.check()
+
+
 def test_ranks_that_share_a_group_restart_at_the_slowest_and_each_gets_every_batch_once(runtime_folder: Path) -> None:
     recipe = counting(runtime_folder, 400, 4, lanes=2, batch=4, more=".shuffle(8)")
     with Daemon(recipe, workers=1) as daemon, Ranks(daemon.socket, 1, readers=2) as ranks:

@@ -37,8 +37,8 @@ def engine(fd: int, recipe: str, settings: dict[str, Any]) -> None:
             if ready is daemon:
                 for data, fds in daemon.receive():
                     _hear(decode(data), fds, daemon, clients, heard, settings)
-            else:
-                number = next(n for n, channel in clients.items() if channel is ready)
+            elif numbers := [n for n, channel in clients.items() if channel is ready]:  # it may be dropped by now
+                number = numbers[0]
                 heard += [type(decode(data)).__name__ for data, _ in ready.receive()]
                 if ready.closed:
                     del clients[number]

@@ -7,7 +7,9 @@ A new engine knows nothing, and the ranks together know everything. So each rank
   every lane stood. From it come M (the most records of any lane then) and so every round's boundary: they are what
   they were, however far the run has come since;
 - `at` and `stands`: its epoch and its own lanes: a frontier of each, exactly as `state_dict` composes it, and where the
-  lane stands in turn-taking (a lane that has run out stands where the others do, but has fewer records);
+  lane stands in turn-taking (a lane that has run out stands where the others do, but has fewer records). Of the other
+  groups' lanes `at` has the beginnings of the windows that they are in, for an engine that has to produce them before
+  their ranks come;
 - `rounds`, delivered of that epoch, for the record, and `readers`, how many ranks its group has left;
 - `released` and `totals`: what engines have said of the last epochs and cannot find again once lanes have left them:
   which rounds may be delivered, and how many records a lane has in all.
@@ -74,7 +76,7 @@ def decode_statement(text: str) -> Statement:
         origin = complete_checkpoint(given["origin"])
         at = parse_checkpoint({**given["origin"], "complete": False, "epoch": given["epoch"], "lanes": given["lanes"]})
         stands = {int(lane): _count(stand) for lane, stand in given["stands"].items()}
-        if stands.keys() != at.lanes.keys() or any(stands[lane] < at.lanes[lane].records for lane in stands):
+        if at.missing or any(stands[lane] < at.lanes[lane].records for lane in stands):
             raise ProtocolError("a resume statement's lanes do not agree with where they stand")
         if at.epoch < origin.epoch:
             raise ProtocolError(f"a resume statement of epoch {at.epoch} for a run that began in epoch {origin.epoch}")

@@ -29,7 +29,7 @@ def statement(group: int = 0, records: int = 0, *, degree: int = 2, seed: int | 
     """What a rank states that has delivered `records` of each of its lanes."""
     identity = {"canonical_replicas": LANES, **({} if seed is None else {"seed": seed})}
     own = range(group * LANES // degree, (group + 1) * LANES // degree)
-    at = Checkpoint(identity, epoch, {lane: Frontier(0, records, records) for lane in own})
+    at = Checkpoint(identity, epoch, {lane: Frontier(0, records, records) for lane in range(LANES)})
     origin = Checkpoint(identity, 0, {lane: Frontier() for lane in range(LANES)})
     return Statement(origin, at, dict.fromkeys(own, records), records // 2, readers).encode()
 

@@ -3,6 +3,7 @@
 The engine's state machine and the client's bookkeeping are the real ones; connections, memory, workers and the moments
 of death are the seed's. An engine's death keeps a part of what it had sent to each rank, as a kernel does, and forgets
 all else. Ranks notice when they want a batch, come back one by one with their statements, and some never had attached.
+Ranks that train *together* ask for nothing of the next round before all have this one, as in a collective.
 """
 
 from __future__ import annotations
@@ -69,8 +70,11 @@ class Rank:
 class World:
     """A plan's run under `dp` groups of `readers` ranks. Every choice is the seed's."""
 
-    def __init__(self, plan: Plan, dp: int, readers: int, seed: int, checkpoint: Checkpoint | None) -> None:
+    def __init__(
+        self, plan: Plan, dp: int, readers: int, seed: int, checkpoint: Checkpoint | None, together: bool
+    ) -> None:
         self.random = random.Random(seed)
+        self.together = together
         self.plan, self.dp, self.readers, self.checkpoint = plan, dp, readers, checkpoint
         self.first_epoch = checkpoint.epoch if checkpoint else 0
         self.front = Front(plan)
@@ -196,6 +200,8 @@ class World:
         if rank.run is None:
             return self.come(rank)
         run = rank.run
+        if self.in_collective(rank):
+            return False
         if rank.begun != run.epoch.number:
             rank.begun = run.epoch.number
             if rank.connected and self.engine is not None:
@@ -232,6 +238,14 @@ class World:
         if rank.pipe or rank.connected:
             return moved
         return self.come(rank)
+
+    def in_collective(self, rank: Rank) -> bool:
+        """Whether it waits for ranks that have not come to the end of its round."""
+        run = rank.run
+        if not self.together or run is None or not run.epoch.turns.at_round_end:
+            return False
+        living = [other.run.rounds if other.run is not None else 0 for other in self.ranks if not other.dead]
+        return run.rounds > min(living)
 
     def hand_back(self, rank: Rank) -> bool:
         assert rank.run is not None
@@ -270,11 +284,13 @@ class World:
         able = [rank for rank in self.ranks if not rank.done]
         choices: list[Any] = [(self.step_rank, rank) for rank in able]
         # Those that are done would go on to the next epoch, if there were one: they too come back.
-        choices += [(self.come, rank) for rank in self.ranks if rank.done and not rank.dead and not rank.connected]
+        gone = [rank for rank in self.ranks if rank.done and not rank.dead and not rank.connected]
+        choices += [(self.come, rank) for rank in gone if not self.in_collective(rank)]
         if self.in_work:
             choices += [(lambda _: self.work(), None)] * 2
         if self.engine is not None:
-            choices += [(self.hand_back, rank) for rank in self.ranks if rank.held and rank.connected]
+            giving = [rank for rank in self.ranks if rank.held and rank.connected and not self.in_collective(rank)]
+            choices += [(self.hand_back, rank) for rank in giving]
         chance = self.random.random()
         if self.engine is not None and self.lives < 8 and chance < 0.02:
             choices = [(lambda _: self.kill_engine(), None)]
@@ -303,6 +319,8 @@ class World:
             while not self.step():  # a rank may have chosen to read nothing of what is there
                 idle += 1
                 assert idle < 200, self.stuck()
+                if idle > 100 and self.engine is not None:  # by now seconds have passed
+                    self.do(self.engine.go_without())
         pytest.fail("too many events")
 
     def stuck(self) -> str:
@@ -351,10 +369,11 @@ def expected(plan: Plan, epoch: int, lanes: list[int], starts: dict[int, int], m
     even_ends=st.sampled_from([True, True, False]),
     stopped_after=st.sampled_from([0, 0, 5, 12]),
     stages=st.sampled_from([0, 0, 1, 2]),
+    together=st.booleans(),
 )
 def test_engines_and_readers_die_at_any_moment_and_every_rank_gets_the_reference_once(
     seed: int, dp: int, readers: int, rows: int, shuffle: int, drop: bool, microbatch: int, drop_last: bool,
-    even_ends: bool, stopped_after: int, stages: int,
+    even_ends: bool, stopped_after: int, stages: int, together: bool,
 ) -> None:  # fmt: skip
     def make() -> Any:
         return pipeline(
@@ -372,7 +391,7 @@ def test_engines_and_readers_die_at_any_moment_and_every_rank_gets_the_reference
     plan = make().plan(dp_degree=dp, checkpoint=checkpoint)
     # Of data of which no record passes there is nothing to tell: the run ends with an error.
     assume(has_records(plan))
-    world = World(plan, dp, readers, seed, checkpoint)
+    world = World(plan, dp, readers, seed, checkpoint, together and even_ends)
     world.play()
     check_ranks(world)
 

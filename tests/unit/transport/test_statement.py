@@ -27,12 +27,12 @@ def statements(draw: st.DrawFn) -> Statement:
         return Frontier(draw(COUNTS), offset, offset + draw(COUNTS), draw(COUNTS))
 
     own = draw(st.sets(st.integers(0, lanes - 1), min_size=1))
-    at = {lane: frontier() for lane in own}
+    at = {lane: frontier() for lane in range(lanes)}
     releases = st.builds(Released, COUNTS, st.integers(-9, 2**62), st.booleans(), st.booleans())
     return Statement(
         origin=Checkpoint(identity, epoch, {lane: frontier() for lane in range(lanes)}),
         at=Checkpoint(identity, epoch + draw(st.integers(0, 3)), at),
-        stands={lane: each.records + draw(st.integers(0, 9)) for lane, each in at.items()},
+        stands={lane: at[lane].records + draw(st.integers(0, 9)) for lane in own},
         rounds=draw(COUNTS),
         readers=draw(st.integers(1, 8)),
         released=tuple(draw(st.lists(releases))),
@@ -69,11 +69,12 @@ def test_no_other_text_is_a_statement(text: str) -> None:
 def test_a_statement_that_contradicts_itself_is_refused() -> None:
     identity = {"canonical_replicas": 2}
     origin = Checkpoint(identity, 1, {0: Frontier(), 1: Frontier()})
-    at = Checkpoint(identity, 1, {0: Frontier(0, 4, 4)})
+    at = Checkpoint(identity, 1, {0: Frontier(0, 4, 4), 1: Frontier(0, 0, 3)})
     good = Statement(origin, at, {0: 4}, 2, 1)
     for wrong in (
-        Statement(origin, at, {1: 4}, 2, 1),
+        Statement(origin, at, {2: 4}, 2, 1),
         Statement(origin, at, {0: 3}, 2, 1),
+        Statement(origin, Checkpoint(identity, 1, {0: Frontier(0, 4, 4)}), {0: 4}, 2, 1),
         Statement(origin, Checkpoint(identity, 0, at.lanes), {0: 4}, 2, 1),
         Statement(origin, at, {0: 4}, 2, 1, totals=(LaneTotal(2, 1, 4, 0),)),
     ):
