@@ -88,7 +88,7 @@ class EmbeddedRun:
         self._failure: Exception | None = None
         self._runs: dict[int, LaneRun] = {}
         self._said_own_end = False
-        self._begin(checkpoint.epoch if checkpoint else 0, checkpoint)
+        self._begin(checkpoint.epoch if checkpoint else 0, plan.beginning(checkpoint) if checkpoint else None)
 
     def _begin(self, epoch: int, checkpoint: Checkpoint | None) -> None:
         for run in self._runs.values():

@@ -18,7 +18,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from zephon.errors import CheckpointError
@@ -28,6 +28,12 @@ FORMAT = 1
 
 MOST_LANES = 1 << 16
 """Lanes of the largest run: a checkpoint of more is malformed, and would take for ever to check."""
+
+MOST_EMPTY = 1 << 16
+"""Batches that a lane may stand beyond the records of all; a state with more is malformed.
+
+At the end of a round it is one. It is more where groups are out of step, or batches were larger before the restore.
+"""
 
 _LARGEST = (1 << 62) - 1
 
@@ -107,6 +113,20 @@ class Checkpoint:
     def most(self) -> int:
         """Where the lane stands that has come furthest."""
         return furthest(self.lanes.values())
+
+    def check_stands(self, microbatch_size: int) -> None:
+        """Refuse lanes that stand where no run of this microbatch size can have come to: all others would follow."""
+        furthest_record = max(frontier.records for frontier in self.lanes.values())
+        for lane, frontier in self.lanes.items():
+            if frontier.place - furthest_record > MOST_EMPTY * microbatch_size:
+                raise CheckpointError(
+                    f"malformed checkpoint: lane {lane} stands at record {frontier.place} with {frontier.records} "
+                    f"records delivered, and no lane has delivered more than {furthest_record}"
+                )
+
+    def without_stands(self) -> Checkpoint:
+        """The same, each lane standing at its records: of data with which one that had run out may go on."""
+        return replace(self, lanes={lane: replace(frontier, stands=None) for lane, frontier in self.lanes.items()})
 
     @property
     def missing(self) -> list[int]:

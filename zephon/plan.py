@@ -71,6 +71,8 @@ class Plan:
     """Mean tokens a sample by dataset name, where weights mean tokens."""
     source_changed: bool = False
     """Whether this very resolution accepted another work source or other datasets than the checkpoint's."""
+    accepted: bool = False
+    """Whether this very resolution accepted any difference from the checkpoint's identity."""
     derived: dict[tuple[str, int], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Facts that others in this process have worked out from the plan, by what they are and the epoch."""
     _curricula: dict[int, Curriculum] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -188,6 +190,13 @@ class Plan:
             return places * self.lanes + lane
         return self.curriculum(epoch).passes(lane, places)
 
+    def beginning(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint that this plan was resolved with, as its lanes begin from it.
+
+        With a change that was accepted, lanes that had run out may have more records: these catch up.
+        """
+        return checkpoint.without_stands() if self.accepted else checkpoint
+
     def lane_totals(self, epoch: int) -> dict[int, int] | None:
         """The number of records of each lane, where arithmetic alone says it; None if not, or if the run is endless."""
         if not self.counts_are_arithmetic:
@@ -239,11 +248,14 @@ def resolve(
     identity = _identity(source, operators, seed, lanes, chunk_size, int(flush_every))
     if any(isinstance(op, MapBatch) for op in operators):
         identity["microbatch_size"] = settings.microbatch_size
-    changed_at, source_changed = None, False
+    changed_at, source_changed, accepted = None, False, False
     changes = [MixtureChange(*change) for change in saved.get("mixture_changes", ())]
     if checkpoint:
         _check_identity(saved, identity, allow_changed)
         source_changed = any(saved.get(name) != identity[name] for name in ("source", "datasets"))
+        accepted = any(saved.get(name) != value for name, value in identity.items() if name != "seed")
+        if not accepted:
+            checkpoint.check_stands(settings.microbatch_size)
         if isinstance(source, StaticMixtureWorkSource) and saved.get("mixture") != identity["mixture"]:
             changes.append(_mixture_change(checkpoint, source, chunk_size, int(flush_every)))
             changed_at = changes[-1].position // lanes
@@ -265,6 +277,7 @@ def resolve(
         changed_at,
         estimates=estimates,
         source_changed=source_changed,
+        accepted=accepted,
     )
 
 

@@ -46,6 +46,7 @@ class LaneProducer:
         self.plan, self.epoch, self.lane = plan, epoch, lane
         self.announcements: list[Announcement] = [start.announcement]
         self.stream = LaneStream(start.records, start.offset, plan.empty)
+        self._ran_out = start.place > start.records
         self.skipped = start.skipped
         self.samples = 0
         self.drawn = DrawnCounts(len(plan.source.datasets))
@@ -312,6 +313,12 @@ class LaneProducer:
         for block in blocks:
             self._made += len(block)
             self.stream.append(block)
+        if self._ran_out and len(self.stream):
+            raise CheckpointError(
+                f"lane {self.lane} goes on after record {self.stream.first}, and the checkpoint says that it had run "
+                "out there: the data are not those it was taken with, or its 'stands' is wrong. Without the lanes' "
+                "'stands' a checkpoint is read as one of an older version, and lanes go on from their records"
+            )
 
     def _end_window(self) -> None:
         """The lane's first window in work is through."""

@@ -34,7 +34,7 @@ def resolved(recipe: Recipe, order: StartRun, checkpoint: bytes, budget: Budget)
         plan,
         dp_degree=order.dp_degree,
         strategy=strategy,
-        checkpoint=loaded,
+        checkpoint=plan.beginning(loaded) if loaded else None,
         groups=tuple(order.groups),
         slots=pipeline.execution.prefetch_batches,
         ring_bytes=budget.lane_rings,

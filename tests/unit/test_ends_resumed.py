@@ -7,12 +7,15 @@ part of the state. Batches are compared lane by lane, empty ones included, so ev
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.unit.small_recipes import Lockstep, Recipe, examples, quiet, recipes
+from tests.unit.small_recipes import Lockstep, Recipe, examples, quiet, recipes, reference
+from zephon.errors import CheckpointError
 
 Batches = dict[int, list[tuple[int, int]]]
 
@@ -75,3 +78,41 @@ def test_lanes_of_unequal_lengths_stop_anywhere_and_the_rest_comes_batch_for_bat
     recipe: Recipe, fractions: tuple[float, ...]
 ) -> None:
     check(recipe, 1, fractions, 1)
+
+
+def stopped(recipe: Recipe, batches: int) -> dict[str, Any]:
+    """The state after so many batches."""
+    pipeline = recipe.pipeline(3)
+    for _ in zip(range(batches), pipeline):
+        pass
+    return json.loads(json.dumps(pipeline.checkpoint()))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("batches", range(21, 24))
+def test_a_lane_that_had_run_out_goes_on_with_data_that_were_added_knowingly(batches: int) -> None:
+    recipe = Recipe(rows=(61,), lanes=4, drop_last=False, source=(("chunk_size", 3), ("stop_after_passes", 1)))
+    state = stopped(recipe, batches)
+    assert any(lane["stands"] > lane["records"] for lane in state["lanes"].values())
+    longer = replace(recipe, source=(("chunk_size", 3), ("stop_after_passes", 2)))
+    rest = list(longer.pipeline(3).restore(state, allow_changed=["source"]))
+    assert max(map(len, rest)) == 3
+    for lane in range(4):
+        due = reference(longer.plan(3), lane).fields["id"].to_list()[state["lanes"][str(lane)]["records"] :]
+        assert [i for batch in rest if batch.lane == lane and len(batch) for i in batch["id"].tolist()] == due
+
+
+@pytest.mark.parametrize(
+    ("lanes", "said"),
+    [
+        ({"0": 9}, "lane 0 goes on after record 6"),
+        ({"0": 2**60}, "lane 0 stands at record 1152921504606846976 with 6 records"),
+        (dict.fromkeys("0123", 2**60), "lane 0 stands at record 1152921504606846976 with 6 records"),
+    ],
+)
+def test_a_state_whose_lanes_stand_where_they_cannot_is_refused(lanes: dict[str, int], said: str) -> None:
+    recipe = Recipe(rows=(61,), lanes=4, drop_last=False, source=(("chunk_size", 3),))
+    state = stopped(recipe, 6)
+    for lane, stands in lanes.items():
+        state["lanes"][lane]["stands"] = stands
+    with pytest.raises(CheckpointError, match=said):
+        list(recipe.pipeline(3).restore(state))

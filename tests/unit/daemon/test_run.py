@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter, deque
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 from unittest import mock
 
@@ -15,14 +17,17 @@ from hypothesis import strategies as st
 
 import zephon.stages
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
+from zephon.budget import Budget
 from zephon.columns import Block
 from zephon.frontiers import Checkpoint, complete_checkpoint, furthest
 from zephon.lanes import RoundRobin, owned_lanes
 from zephon.plan import Plan
+from zephon.recipe import Recipe
 from zephon.transport import protocol as p
 from zephon.transport.layout import read
 from zephon.windows import Front, run_window, window_of
 from zephon_daemon.instructions import DropRing, MakeRing, Tell, Write
+from zephon_daemon.resolving import resolved
 from zephon_daemon.run import Run
 from zephon_daemon.scheduler import DEATHS, Scheduler
 
@@ -353,3 +358,29 @@ def test_a_run_restored_in_a_round_in_which_lanes_had_run_out_has_the_rest_of_it
     for rank in world.ranks.values():
         rest += rank.batches
     assert before + rest == whole
+
+
+def test_lanes_that_had_run_out_go_on_as_in_one_process_with_data_that_were_added_knowingly() -> None:
+    def make(rows: int) -> Pipeline:
+        source = [{"id": i} for i in range(rows)]
+        dataset = Dataset.from_dict("m", {"s": InMemoryShard(source)})
+        recipe = Pipeline(StaticMixtureWorkSource([dataset], None, chunk_size=3, seed=1)).batch(3, drop_last=False)
+        return recipe.options(canonical_replicas=4)
+
+    before = make(61)
+    for _ in zip(range(21), before):
+        pass
+    state = before.checkpoint()
+    assert any(lane["stands"] > lane["records"] for lane in state["lanes"].values())
+    expected: dict[tuple[int, int], list[int]] = {}
+    batches = Counter[int]()
+    for batch in make(90).restore(state, allow_changed=["datasets"]):
+        expected.setdefault((0, batch.lane), []).extend(batch["id"].tolist() if len(batch) else [])
+        batches[batch.lane] += 1
+    module = ModuleType("recipe")
+    module.pipeline = make(90)  # type: ignore[attr-defined]
+    order, budget = p.StartRun(1, "pipeline", 1, ["datasets"], []), Budget(256 << 20, 1, "as told")
+    live = resolved(Recipe("recipe.py", module, "pipeline"), order, json.dumps(state).encode(), budget)
+    world = World(live.run.plan, 1, 0, Checkpoint(live.run.plan.identity, 0, live.run.starts), 1, True)
+    world.play()
+    assert (world.ranks[0].got, world.ranks[0].batches) == (expected, batches)
