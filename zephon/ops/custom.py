@@ -30,7 +30,7 @@ from zephon.ops.base import Faults, Operator, Stateless, WindowKey, said
 from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator, groups_of
 from zephon.ops.interrupts import is_interrupt
-from zephon.ops.records import block_of, call, records_of, tried, wrong_records
+from zephon.ops.records import block_of, call, copied, records_of, tried, wrong_records
 from zephon.ops.sending import sendable
 from zephon.randomness import Draws, begin_again, drawing
 from zephon.types import SampleRecord
@@ -235,7 +235,8 @@ class Custom(Driven, Stateless):
         self.grain = 1 if alone else GROUP
 
     def process(self, block: Block, faults: Faults) -> Block:
-        op, records, out = self.live(), records_of(block, faults), Records()
+        op, out = self.live(), Records()
+        block, records = copied(lambda whole: records_of(whole, faults), block, self.name, faults)
         bounds = [(i, i + 1) for i in range(len(block))] if self.alone else groups_of(block)
         with drawing(Draws(self, faults.scope, block)) as draws:
             for low, high in bounds:
@@ -300,7 +301,7 @@ class _Window(GroupedAccumulator):
 
     def group(self, block: Block, faults: Faults) -> list[Block]:
         self._like = block.slice(0, 0).copy()
-        records = records_of(block, faults)
+        block, records = copied(lambda whole: records_of(whole, faults), block, self._operator.name, faults)
         with drawing(Draws(self._operator, faults.scope, block)):
             where = of_group(records, faults)
             return self._made(self._groups("push_many", lambda: self._holding.push_many(records), where), faults)

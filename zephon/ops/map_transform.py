@@ -17,7 +17,7 @@ from zephon.errors import SettingError
 from zephon.function_digest import digest_of
 from zephon.ops.base import Faults, Stateless
 from zephon.ops.interrupts import is_interrupt
-from zephon.ops.records import own, own_rows, wrong_payload
+from zephon.ops.records import copied, own, own_rows, wrong_payload
 from zephon.randomness import Draws, drawing
 
 
@@ -41,12 +41,14 @@ class MapTransform(Stateless):
 
     def process(self, block: Block, faults: Faults) -> Block:
         rows, kept = [], []
+        block, payloads = copied(own_rows, block, self.name, faults)
         with drawing(Draws(self, faults.scope, block)) as draws:
-            for record, payload in enumerate(own_rows(block)):
+            for record, payload in enumerate(payloads):
                 draws.turn_to(record)
                 try:
                     result = self.fn(payload)
                     wrong = self._wrong(result)
+                    mine = {} if wrong or result is None else own(dict(result))
                 except BaseException as error:
                     if is_interrupt(error):
                         raise
@@ -55,7 +57,7 @@ class MapTransform(Stateless):
                 if wrong:
                     faults.bad(block.sample_of(record), self.name, wrong)
                 elif result is not None:
-                    rows.append(own(dict(result)))
+                    rows.append(mine)
                     kept.append(record)
         of = block.select(()).take(np.array(kept, np.int64))
         made = Block.from_rows(rows, of.samples, of.sample_offsets)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from zephon.columns import Block
 from zephon.ops.base import Faults, Operator
 from zephon.ops.interrupts import is_interrupt
-from zephon.ops.records import own_rows
+from zephon.ops.records import NestedTooDeep, own_rows, rows_apart
 from zephon.randomness import Draws, drawing
 
 
@@ -21,10 +21,17 @@ def numbers_of(
     because it is none or the function raised. `wanted` says in words what was expected.
     """
     numbers: list[Any] = []
+    payloads: Iterable[Any]
+    try:
+        payloads = own_rows(block)
+    except NestedTooDeep:
+        payloads = rows_apart(block)
     with drawing(Draws(operator, faults.scope, block)) as draws:
-        for record, payload in enumerate(own_rows(block)):
+        for record, payload in enumerate(payloads):
             draws.turn_to(record)
             try:
+                if isinstance(payload, NestedTooDeep):
+                    raise payload
                 found = fn(payload)
                 number: Any = found.item() if isinstance(found, np.generic) else found
                 fits = (

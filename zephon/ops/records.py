@@ -8,9 +8,9 @@ them out of sight. Lineage and tags travel in hidden fields of the block, where 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,14 +22,54 @@ from zephon.ops.token_fields import AUTO, SAMPLE_TOKENS
 from zephon.randomness import LINEAGE
 from zephon.types import SampleMeta, SampleRecord
 
+T = TypeVar("T")
+
 TAGS = HIDDEN + "tags"
+
+NESTED = 200
+"""How deep lists, dicts and tuples may lie in one another in what a function gets and returns.
+
+Python gives up at a thousand calls in one another, and a copy and a pickle take two a level. So it does not matter how
+deep the calls are from which a run is driven, within reason.
+"""
 
 _SHARED = frozenset({str, bytes, int, float, bool, complex, type(None), np.int64, np.float64, np.bool_, range})
 """Types whose values cannot change, so that any number of owners may share one."""
 
 
+class NestedTooDeep(ValueError):
+    """A value that cannot be copied. One that holds itself is nested without an end."""
+
+    def __init__(self) -> None:
+        super().__init__(f"a value holds itself, or is nested more than {NESTED} levels deep")
+
+
+def copied(make: Callable[[Block], T], block: Block, operator: str, faults: Faults) -> tuple[Block, T]:
+    """The block, and `make` of it, which copies its values. Records that cannot be copied are bad, and in neither."""
+    try:
+        return block, make(block)
+    except NestedTooDeep:
+        good = []
+        for record, row in enumerate(rows_apart(block)):
+            if isinstance(row, NestedTooDeep):
+                faults.bad(block.sample_of(record), operator, str(row))
+            else:
+                good.append(record)
+        block = block.take(np.array(good, np.int64))
+        return block, make(block)
+
+
+def rows_apart(block: Block) -> Iterator[dict[str, Any] | NestedTooDeep]:
+    """As `own_rows`, record by record, with the error of those that cannot be copied."""
+    for record in range(len(block)):
+        try:
+            yield own_rows(block.slice(record, record + 1))[0]
+        except NestedTooDeep as error:
+            yield error
+
+
 def own_rows(block: Block) -> list[dict[str, Any]]:
-    """One dict a record, whose mutable values belong to no one else."""
+    """One dict a record, whose mutable values belong to no one else. May raise `NestedTooDeep`."""
     fields: dict[str, Column] = {
         name: Objects([own(value) for value in column.values])
         if isinstance(column, Objects)
@@ -41,23 +81,46 @@ def own_rows(block: Block) -> list[dict[str, Any]]:
     return block.with_fields(fields).to_rows()
 
 
-def own(value: Any) -> Any:
-    """The same value, copied where somebody could change it: lists, dicts, sets, tuples of them, arrays."""
+def own(value: Any, levels: int = NESTED) -> Any:
+    """The same value, copied where somebody could change it: lists, dicts, sets, tuples of them, arrays.
+
+    Raises `NestedTooDeep` if lists, dicts and tuples of such lie in one another on more than so many levels.
+    """
     kind = type(value)
     if kind in _SHARED:
         return value
-    if kind is list:
-        return value.copy() if _SHARED.issuperset(map(type, value)) else [own(item) for item in value]
+    if kind is list or kind is tuple:
+        if _SHARED.issuperset(map(type, value)):
+            return value.copy() if kind is list else value
+        if not levels:
+            raise NestedTooDeep
+        items = [own(item, levels - 1) for item in value]
+        return items if kind is list else tuple(items)
     if kind is dict:
-        plain = _SHARED.issuperset(map(type, value.values()))
-        return value.copy() if plain else {key: own(item) for key, item in value.items()}
-    if kind is tuple:
-        return value if _SHARED.issuperset(map(type, value)) else tuple([own(item) for item in value])
+        if _SHARED.issuperset(map(type, value.values())):
+            return value.copy()
+        if not levels:
+            raise NestedTooDeep
+        return {key: own(item, levels - 1) for key, item in value.items()}
     if isinstance(value, np.ndarray):
         return value.copy()
     if kind in (set, bytearray):
         return value.copy()
     return value
+
+
+def _is_nested_too_deep(value: Any, levels: int = NESTED) -> bool:
+    """Whether `own` would refuse it."""
+    kind = type(value)
+    if kind is not dict and kind is not list and kind is not tuple:
+        return False
+    items = value.values() if kind is dict else value
+    if _SHARED.issuperset(map(type, items)):
+        return False
+    for item in items if levels else ():
+        if _is_nested_too_deep(item, levels - 1):
+            return True
+    return not levels
 
 
 def wrong_payload(payload: Any, expected: str = "a dict") -> str | None:
@@ -73,7 +136,10 @@ def wrong_payload(payload: Any, expected: str = "a dict") -> str | None:
 
 
 def records_of(block: Block, faults: Faults) -> list[SampleRecord]:
-    """The block's records, each with a payload of its own and a meta that says where it comes from."""
+    """The block's records, each with a payload of its own and a meta that says where it comes from.
+
+    May raise `NestedTooDeep`.
+    """
     scope = faults.scope
     lane, chunk_size = (scope.lane, scope.plan.chunk_size) if scope is not None else (0, 0)
     names = [dataset.name for dataset in faults.datasets]
@@ -141,6 +207,8 @@ def wrong_records(result: Any, what: str, lane: int) -> str | None:
         wrong = wrong_payload(record.payload)
         if wrong:
             return wrong.replace("the function returned", f"{what} returned a record with the payload", 1)
+        if _is_nested_too_deep(record.payload) or _is_nested_too_deep(record.meta.tags):
+            return f"{what} returned a record in which {NestedTooDeep()}"
     return None
 
 

@@ -23,7 +23,7 @@ from zephon.ops.base import Accumulator, Faults, WindowKey, said
 from zephon.ops.custom import lane_of, of_group
 from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator
-from zephon.ops.records import block_of, call, records_of, tried, wrong_records
+from zephon.ops.records import block_of, call, copied, records_of, tried, wrong_records
 from zephon.ops.sending import sendable
 from zephon.randomness import Draws, drawing
 from zephon.types import SampleRecord
@@ -131,7 +131,7 @@ class _Window(GroupedAccumulator):
     def group(self, block: Block, faults: Faults) -> list[Block]:
         operator = self._operator
         self._like = block.slice(0, 0).copy()
-        records = records_of(block, faults)
+        block, records = copied(lambda whole: records_of(whole, faults), block, operator.name, faults)
         where = of_group(records, faults)
         with drawing(Draws(operator, faults.scope, block)):
             pair = operator.guarded("push", where, operator.push, self.state, records)

@@ -211,6 +211,28 @@ def fail_on(number: int) -> Callable[[Records], Records]:
     return fail
 
 
+def holding_itself_in(what: str) -> Callable[[Records], Records]:
+    def hold(records: Records) -> Records:
+        for record in records:
+            if record.payload["id"] == 13:
+                value: list[Any] = []
+                value.append(value)
+                into = record.payload if what == "payload" else record.meta.tags
+                into["x"] = value
+        return records
+
+    return hold
+
+
+@pytest.mark.parametrize("accumulator", [None, CountingAccumulator(7)])
+@pytest.mark.parametrize("what", ["payload", "tags"])
+def test_a_record_with_a_value_that_holds_itself_is_bad_without_its_neighbours(what: str, accumulator: Any) -> None:
+    with pytest.raises(RecordError, match="add_op 'mine': dataset 'd0', shard s1, row 6, lane 0: .* holds itself"):
+        list(adding(holding_itself_in(what), accumulator=accumulator))
+    rows = rows_of(adding(holding_itself_in(what), accumulator=accumulator).options(on_error="skip"))
+    assert sorted(row["id"] for row in rows) == [i for i in range(20) if i != 13]
+
+
 @pytest.mark.parametrize("accumulator", [None, CountingAccumulator(7)])
 def test_one_bad_record_is_named_and_skipped_without_its_neighbours(accumulator: Any) -> None:
     pipeline = adding(fail_on(13), accumulator=accumulator)
@@ -255,6 +277,7 @@ def holding(push: Any, **settings: Any) -> Pipeline:
     [
         (lambda: holding(lambda state, records: records), r"push returned list, expected \(state, records\)"),
         (lambda: holding(lambda state, records: (state, None)), "push returned NoneType, expected a list"),
+        (lambda: holding(lambda state, records: (state, holding_itself_in("tags")(records))), "push .* holds itself"),
         (lambda: holding(lambda state, records: 1 / 0), "20 records, the first of .*: push failed: ZeroDivisionError"),
         (lambda: holding(lambda s, r: (s, []), flush=lambda s: 1 / 0), "flush failed: ZeroDivisionError"),
         (lambda: holding(lambda s, r: (s, r), transform=lambda r: r[0]), "transform returned SampleRecord"),

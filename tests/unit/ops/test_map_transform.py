@@ -14,6 +14,8 @@ from zephon.columns import Block
 from zephon.errors import RecordError, SettingError
 from zephon.ops.base import Faults
 from zephon.ops.map_transform import MapTransform
+from zephon.ops.records import NESTED
+from zephon.ops.sending import sendable
 
 
 def block_of(rows: list[dict[str, Any]]) -> Block:
@@ -114,3 +116,39 @@ def test_an_exception_whose_text_cannot_be_made_still_names_its_record() -> None
     faults = Faults("skip")
     assert len(MapTransform(fail).process(block_of([{"id": 0}, {"id": 1}]), faults)) == 0
     assert faults.skipped == 2
+
+
+def nested(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def holding_itself() -> list[Any]:
+    value: list[Any] = [1]
+    value.append({"it": (value,)})
+    return value
+
+
+@pytest.mark.parametrize("value", [nested(NESTED + 1), nested(10**5), holding_itself()], ids=["deep", "abyss", "loop"])
+@pytest.mark.parametrize("given", [True, False])
+def test_a_value_that_cannot_be_copied_is_a_bad_record_wherever_it_comes_from(value: list[Any], given: bool) -> None:
+    block = block_of([{"id": i, "x": value if given and i == 2 else [i]} for i in range(4)])
+    transform = MapTransform(lambda row: {**row, "x": value} if not given and row["id"] == 2 else row)
+    with pytest.raises(RecordError, match=f"map_transform: .*, row 2: .*more than {NESTED} levels deep"):
+        transform.process(block, Faults())
+    faults = Faults("skip")
+    assert [row["id"] for row in transform.process(block, faults).to_rows()] == [0, 1, 3]
+    assert faults.skipped == 1
+
+
+def test_how_deep_a_value_may_be_does_not_depend_on_who_calls() -> None:
+    def called(calls: int) -> int:
+        if calls:
+            return called(calls - 1)
+        faults = Faults("skip")
+        made = MapTransform(dict).process(block_of([{"x": nested(NESTED)}, {"x": nested(NESTED + 2)}]), faults)
+        return len(sendable(made, "map_transform", faults))
+
+    assert [called(calls) for calls in (0, 100, 300)] == [1, 1, 1]

@@ -90,6 +90,15 @@ def test_a_length_that_is_none_makes_a_bad_record(value: Any) -> None:
     assert ([payload["text"] for payload in row["packed_samples"]], faults.skipped) == (["a", "c"], 1)
 
 
+def test_a_record_that_cannot_be_handed_to_the_function_is_bad() -> None:
+    value: list[Any] = []
+    value.append(value)
+    pack = PackSequences(10, length_fn=lambda payload: 1)
+    block = Block.from_rows([{"text": "a"}, {"text": value}], np.array([(0, 0, row) for row in range(2)]))
+    with pytest.raises(RecordError, match="row 1.*holds itself"):
+        run(pack.accumulator(KEY), [block])
+
+
 def test_a_function_that_raises_makes_a_bad_record() -> None:
     pack = PackSequences(10, length_fn=lambda payload: payload["length"])
     block = Block.from_rows([{"text": "a"}], np.zeros((1, 3), np.int64))
