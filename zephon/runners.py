@@ -7,6 +7,7 @@ package, found by its entry point, since nothing in this package starts a proces
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import entry_points
 from typing import Protocol
@@ -64,7 +65,10 @@ class ThreadPool:
     def __init__(self, front: Front, workers: int) -> None:
         front.setup()
         self._front, self.ahead = front, workers + 1
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="zephon-worker")
+        self._own = own = set[int]()
+        self._threads = ThreadPoolExecutor(
+            workers, thread_name_prefix="zephon-worker", initializer=lambda: own.add(threading.get_ident())
+        )
 
     def submit(self, task: AnyTask) -> Future[Outcome]:
         return self._threads.submit(self._front.run, task)
@@ -73,6 +77,9 @@ class ThreadPool:
         return warnings_at_start(plan, lambda operator: True)
 
     def close(self) -> None:
+        if threading.get_ident() in self._own:  # a run that was dropped may be collected in any thread
+            threading.Thread(target=self.close, name="zephon-end").start()
+            return
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._front.teardown()
 

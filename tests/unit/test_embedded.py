@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import threading
@@ -298,6 +299,40 @@ def test_threads_end_when_the_pipeline_is_closed():
     next(iter(pipeline))
     assert threading.active_count() > before
     pipeline.close()
+    assert threading.active_count() == before
+
+
+def test_a_run_that_is_let_go_of_ends_also_where_a_thread_of_its_own_collects_it():
+    let_go, ended = threading.Event(), threading.Event()
+    seen = []
+
+    def collect(record):
+        if threading.current_thread().name.startswith("zephon-worker"):
+            seen.append(record)
+            if len(seen) > 4:  # what comes after the first task
+                let_go.wait(30)
+                gc.collect()
+        return [record]
+
+    def begin():
+        pipeline = Pipeline(StaticMixtureWorkSource([dataset("web", 64, 1)], None, chunk_size=4))
+        pipeline.add_op("collect", process_one=collect, teardown=ended.set).batch(2)
+        pipeline.options(canonical_replicas=1, runner="threads", max_workers=1)
+        next(iter(pipeline))
+        pipeline.itself = pipeline  # so that only the garbage collector ends it
+
+    before = threading.active_count()
+    gc.disable()
+    try:
+        begin()
+        ended.clear()  # that of the check at the start
+        let_go.set()
+        assert ended.wait(30)
+    finally:
+        gc.enable()
+    for thread in threading.enumerate():
+        if thread.name == "zephon-end":
+            thread.join()
     assert threading.active_count() == before
 
 
