@@ -54,7 +54,16 @@ class Recipe:
             raise RecipeError(f"{path} defines no pipeline {chosen!r}{hint}. {how}.")
 
     def pipeline(self, name: str = DEFAULT) -> Pipeline:
-        """A pipeline by name; a function that makes one is called, once. `RecipeError` if there is none."""
+        """A pipeline by name; a function that makes one is called, once. `RecipeError` if there is none.
+
+        Which functions make pipelines only a call would tell, so only the default one may be a function.
+        """
+        if name not in self.names:
+            near = difflib.get_close_matches(name, self.names, 1)
+            hint = f". Did you mean {near[0]!r}?" if near else ""
+            if isinstance(vars(self.module).get(name), FunctionType):
+                hint = f". Of functions that return one, name it as {self.path}:{name}, or assign what it returns"
+            raise RecipeError(f"{self.path} has no pipeline {name!r}; it has {', '.join(self.names)}{hint}")
         if name not in self._made:
             self._made[name] = self._make(self.chosen if name == DEFAULT else name)
         return self._made[name]
@@ -68,10 +77,7 @@ class Recipe:
                 value = value()
             if not isinstance(value, Pipeline):
                 raise RecipeError(f"{self.path}: {name}() returned {type(value).__name__}, not a zephon.Pipeline")
-        if not isinstance(value, Pipeline):
-            near = difflib.get_close_matches(name, self.names, 1)
-            hint = f". Did you mean {near[0]!r}?" if near else ""
-            raise RecipeError(f"{self.path} has no pipeline {name!r}; it has {', '.join(self.names)}{hint}")
+        assert isinstance(value, Pipeline)
         return value
 
 

@@ -99,6 +99,10 @@ def test_missing_files_and_unknown_names_are_refused(write: Write, tmp_path: Pat
         load_recipe(str(tmp_path / "absent.py"))
     with pytest.raises(RecipeError, match="Did you mean 'held_out'"):
         load_recipe(write("held_out = pipeline = Pipeline(source).batch(1)\n")).pipeline("heldout")
+    functions = write("pipeline = Pipeline(source).batch(1)\ndef small():\n    return Pipeline(source).batch(2)\n")
+    with pytest.raises(RecipeError, match=r"no pipeline 'small'; it has pipeline. Of functions .*recipe.py:small"):
+        load_recipe(functions).pipeline("small")
+    assert load_recipe(functions + ":small").pipeline().data.microbatch_size == 2
     with pytest.raises(RecipeError, match=r"pipeline\(\) returned int"):
         load_recipe(write("def pipeline():\n    return 1\n")).pipeline()
 

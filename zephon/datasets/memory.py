@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import pickle
 from collections.abc import Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import msgpack
@@ -19,6 +21,7 @@ from zephon.columns import MISSING, IntArray, Objects, column_of
 from zephon.datasets.source import Piece, Source, digest_of
 from zephon.errors import DatasetError
 from zephon.ops.base import said
+from zephon.ops.sending import reduced_elsewhere
 
 
 class InMemoryShard:
@@ -128,9 +131,18 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
         array = np.asarray(value)
         return _marked("array", [kind.__name__, array.dtype.str, list(array.shape), array.tobytes()])
-    pickled = pickle.dumps(value, protocol=4)
+    made = io.BytesIO()
+    _Pickler(made, protocol=4).dump(value)
+    pickled = made.getvalue()
     pickle.loads(pickled)
     return _marked("pickle", pickled)
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses objects that workers would look for in vain. They know the recipe's classes, and nothing else of it."""
+
+    def reducer_override(self, value: Any) -> Any:
+        return NotImplemented if isinstance(value, (type, FunctionType)) else reduced_elsewhere(value)
 
 
 def _marked(name: str, value: Any) -> msgpack.ExtType:

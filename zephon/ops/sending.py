@@ -11,11 +11,12 @@ itself, or a notebook, defines is known there alone.
 
 from __future__ import annotations
 
+import copyreg
 import io
 import pickle
 from collections.abc import Iterator
 from types import FunctionType
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -103,12 +104,31 @@ class _Pickler(pickle.Pickler):
         if type(value) is np.ndarray and not value.dtype.hasobject:
             return NotImplemented
         self.rebuilds = True
-        if isinstance(value, (type, FunctionType)) and "<" not in value.__qualname__:
-            module = value.__module__
-            if module == "__main__" or is_recipe_module(module):
-                what = "class" if isinstance(value, type) else "function"
-                raise pickle.PicklingError(
-                    f"the {what} {value.__qualname__} is the recipe's own, which ranks do not import: define it in a "
-                    "module that both import"
-                )
+        if isinstance(value, (type, FunctionType)):
+            if "<" not in value.__qualname__ and _is_own(value.__module__):
+                _refuse("class" if isinstance(value, type) else "function", value.__qualname__)
+            return NotImplemented
+        return reduced_elsewhere(value)
+
+
+def reduced_elsewhere(value: Any) -> Any:
+    """For a pickler's `reducer_override`, of an object that is no class and no function. Refuses one of which pickle
+    notes nothing but a name in a recipe, or in the running script.
+    """
+    if not _is_own(getattr(type(value), "__module__", None)) or type(value) in copyreg.dispatch_table:
         return NotImplemented
+    reduced = value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    if isinstance(reduced, str):
+        _refuse("object", reduced)
+    return reduced
+
+
+def _is_own(module: str | None) -> bool:
+    """Whether no other process would find what a module of that name defines."""
+    return module == "__main__" or is_recipe_module(module)
+
+
+def _refuse(what: str, name: str) -> NoReturn:
+    raise pickle.PicklingError(
+        f"the {what} {name} is the recipe's own, which ranks do not import: define it in a module that both import"
+    )

@@ -98,6 +98,8 @@ def measure(block: Block) -> Layout:
         arrays.append(block.sample_offsets)
     fields = []
     for name, column in block.fields.items():
+        if type(name) is not str:  # asked here, since equal names find one form
+            raise SettingError(f"a field is named {name!r}: names of fields are str")
         if type(column) is Fixed:
             kind, values = _FIXED, column.values
         elif isinstance(column, (Ragged, Bytes)):
@@ -119,8 +121,6 @@ def _form_of(
 ) -> _Form:
     """The form of a block that is to be written."""
     for name, _, dtype, _ in fields:
-        if type(name) is not str:
-            raise SettingError(f"a field is named {name!r}: names of fields are str")
         if dtype.kind in "OVT":
             raise SettingError(f"field {name!r}: arrays of dtype {dtype} cannot be laid out; use Objects")
     described = [(name, kind, dtype.str, shape) for name, kind, dtype, shape in fields]

@@ -40,6 +40,9 @@ class Box:
 MAIN_BOX = type("Box", (), {"__module__": "__main__"})()
 """An object of a class that only the running script knows."""
 
+MAIN_NAME = type("Named", (), {"__module__": "__main__", "__reduce__": lambda self: "MAIN_NAME"})()
+"""An object of which a pickle has nothing but its name in the running script."""
+
 
 VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     "lambda": (lambda: lambda: 1, "a function that cannot be sent"),
@@ -48,6 +51,7 @@ VALUES: dict[str, tuple[Callable[[], Any], str]] = {
     "inside": (lambda: {"deep": [threading.Lock()]}, "a dict that cannot be sent"),
     "no way back": (lambda: Unforgiving(1, 2), "an Unforgiving that cannot be sent to another process (TypeError"),
     "the recipe's": (lambda: MAIN_BOX, "the class Box is the recipe's own, which ranks do not import"),
+    "a name": (lambda: MAIN_NAME, "the object MAIN_NAME is the recipe's own, which ranks do not import"),
 }
 
 BAD = 13
@@ -178,6 +182,10 @@ def test_rows_in_memory_that_cannot_be_sent_are_named_with_no_function_in_front_
         held = Dataset.from_dict("held", {"a": InMemoryShard([{"v": 1}, {"v": value}])})
         with pytest.raises(DatasetError, match="shard 'a' in memory, row 1: it holds a value that cannot be pickled"):
             assert held.digest
+    monkeypatch.setattr(sys.modules["__main__"], "MAIN_NAME", MAIN_NAME, raising=False)
+    held = Dataset.from_dict("held", {"a": InMemoryShard([{"v": [MAIN_NAME]}])})
+    with pytest.raises(DatasetError, match="row 0: it holds a value that cannot be .* the object MAIN_NAME"):
+        assert held.digest
     monkeypatch.setattr(sys.modules["__main__"], "Box", type(MAIN_BOX), raising=False)
     source = StaticMixtureWorkSource([Dataset.from_dict("held", {"a": InMemoryShard([{"v": MAIN_BOX}] * 4)})], None)
     error = refused(of_lanes(Pipeline(source).batch(1)), "inline", 1)
