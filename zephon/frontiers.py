@@ -213,7 +213,8 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if part.epoch != first.epoch:
             raise CheckpointError(
                 f"part {number} is of epoch {part.epoch}, part 0 of epoch {first.epoch}: take the states of all groups "
-                "at the same step"
+                "at the same step, and at its end where it is an epoch's last: a group that is through with that one "
+                "states the beginning of the next epoch"
             )
     lanes = _agreed((number, part) for number, part in enumerate(parts) if not part.missing)
     lanes.update(_agreed((number, part) for number, part in enumerate(parts) if part.missing))
