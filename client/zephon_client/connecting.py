@@ -72,14 +72,18 @@ def connect(
 
 
 def find_socket(socket: str | os.PathLike[str] | None, patience: float) -> str:
-    """The control socket to use: the named one, `$ZEPHON_SOCKET`, or that of the user's only running daemon."""
+    """The control socket to use: the named one, `$ZEPHON_SOCKET`, or that of the user's only running daemon.
+
+    Those that `zephon launch` has started are left out: they are for their own commands, which get `$ZEPHON_SOCKET`.
+    """
     named = os.fspath(socket) if socket is not None else os.environ.get("ZEPHON_SOCKET", "")
     if socket is not None or named:
         return control_path(named)
     deadline = time.monotonic() + patience
-    while not (daemons := running_daemons()):
+    while not (daemons := [daemon for daemon in running_daemons() if not daemon.launched]):
         if time.monotonic() >= deadline:
-            raise DaemonUnavailable(f"no daemon of this user is running on this machine. {_HOW_TO_START}")
+            others = f" besides those of running launches ({_listed(found)})" if (found := running_daemons()) else ""
+            raise DaemonUnavailable(f"no daemon of this user is running on this machine{others}. {_HOW_TO_START}")
         time.sleep(_LOOK_AGAIN_SECONDS)
     if len(daemons) > 1:
         raise SettingError(

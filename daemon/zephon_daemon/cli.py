@@ -34,7 +34,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     warnings.showwarning = _show_warning
     parser = _parser()
-    arguments = parser.parse_args(_before_command(given))
+    arguments, unknown = parser.parse_known_args(_before_command(given))
+    if unknown:
+        hint = ". The command of launch stands behind `--`" if arguments.name == "launch" and "--" not in given else ""
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     arguments.command = given[given.index("--") + 1 :] if "--" in given else []
     try:
         return int(arguments.run(parser, arguments))

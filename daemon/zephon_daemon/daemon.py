@@ -243,7 +243,7 @@ class Daemon:
         except OSError as error:  # zmq's errors are such, too
             raise CannotStart(f"cannot listen on {path}: {error.strerror or error}") from error
         self._bound = True
-        announce(path, self._recipe)
+        announce(path, self._recipe, launched=self._settings.parent is not None)
         self._poller.register(self._control, zmq.POLLIN)
         self._handlers[self._control.fileno()] = self._from_control
         self._watch(self._listener.fileno(), self._accept)

@@ -115,7 +115,7 @@ def why(error: BaseException) -> str:
     if isinstance(error, UnicodeDecodeError):
         return in_words(error)
     if isinstance(error, json.JSONDecodeError):
-        return f"broken JSON: {error.msg} at its character {error.pos}"
+        return f"broken JSON: {error.msg.removesuffix(' at')} at its character {error.pos}"
     if isinstance(error, RecursionError):
         return "nested too deeply"
     return str(error)

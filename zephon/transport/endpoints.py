@@ -34,7 +34,10 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 @dataclass(frozen=True)
 class RunningDaemon:
-    """A daemon as it announced itself. `started` is in clock ticks since `boot`."""
+    """A daemon as it announced itself. `started` is in clock ticks since `boot`.
+
+    `launched`: for one command, which knows its socket.
+    """
 
     control_path: str
     recipe: str
@@ -42,6 +45,7 @@ class RunningDaemon:
     started: int
     boot: str
     pid_namespace: str
+    launched: bool = False
 
 
 def runtime_folder() -> Path:
@@ -81,12 +85,12 @@ def data_path(control: str) -> str:
     return control + _DATA_SUFFIX
 
 
-def announce(control: str, recipe: str) -> Path:
+def announce(control: str, recipe: str, *, launched: bool = False) -> Path:
     """Notes that this process serves `control`, and clears away what dead daemons left. Returns the note's path."""
     _sweep()
     note = runtime_folder() / _note_name(control)
     pid = os.getpid()
-    daemon = RunningDaemon(control, recipe, pid, process_start(pid) or 0, _boot(), _pid_namespace())
+    daemon = RunningDaemon(control, recipe, pid, process_start(pid) or 0, _boot(), _pid_namespace(), launched)
     aside = note.with_name(f".{note.name}.{pid}")
     handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(handle, "w") as file:

@@ -112,6 +112,10 @@ def test_the_socket_is_the_named_one_else_the_environments_else_that_of_the_only
         connect()
     assert all(part in str(caught.value) for part in (named.path, only.path, "recipe.py", "other.py"))
     withdraw(named.path)
+    announce(only.path, "recipe.py", launched=True)
+    with pytest.raises(DaemonUnavailable, match="besides those of running launches") as alone:
+        connect(timeout=0.2)
+    assert only.path in str(alone.value), "it is for its command, which knows its socket"
     withdraw(only.path)
 
 
