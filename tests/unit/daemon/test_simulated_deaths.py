@@ -71,7 +71,7 @@ class World:
     """A plan's run under `dp` groups of `readers` ranks. Every choice is the seed's."""
 
     def __init__(
-        self, plan: Plan, dp: int, readers: int, seed: int, checkpoint: Checkpoint | None, together: bool
+        self, plan: Plan, dp: int, readers: int, seed: int, checkpoint: Checkpoint | None, together: bool = False
     ) -> None:
         self.random = random.Random(seed)
         self.together = together
