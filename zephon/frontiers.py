@@ -69,6 +69,11 @@ class Frontier:
         """The beginning of the window that it names."""
         return Announcement(self.chunk, self.records - self.offset, self.skipped, self.source)
 
+    @property
+    def window(self) -> Frontier:
+        """The beginning of that window."""
+        return Frontier(self.chunk, 0, self.records - self.offset, self.skipped, self.source)
+
     def to_json(self) -> dict[str, Any]:
         out = {"chunk": self.chunk, "offset": self.offset, "records": self.records, "skipped": self.skipped}
         if self.stands is not None:

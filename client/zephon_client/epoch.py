@@ -178,8 +178,7 @@ class Epoch:
     def windows(self) -> dict[int, Frontier]:
         """Where the windows begin that all of the run's lanes are in, going by this rank's rounds."""
         stands = self.turns.most + self.turns.rounds * self.turns.microbatch_size
-        begun = {lane: frontier_at(windows, stands).announcement for lane, windows in self._windows.items()}
-        return {lane: Frontier(at.chunk, 0, at.records, at.skipped, at.source) for lane, at in begun.items()}
+        return {lane: frontier_at(windows, stands).window for lane, windows in self._windows.items()}
 
     def totals(self) -> list[LaneTotal]:
         """The lanes' totals that are known."""

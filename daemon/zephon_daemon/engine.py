@@ -211,7 +211,7 @@ class Engine:
             if live.failed is not None:
                 self._to_daemon(p.LanesTold(live.number, failed=live.failed))
         elif isinstance(message, p.GroupsElsewhere):
-            live.run.read_there(message.groups)
+            live.run.read_there(message.groups, message.lost)
         elif message.failed is not None:
             self._fail(live.number, message.failed, ours=False)
         elif live.failed is None:

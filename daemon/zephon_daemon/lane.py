@@ -23,6 +23,11 @@ class Reader:
     places: dict[int, Place] = field(default_factory=dict)
     stated: Statement | None = None
 
+    @property
+    def at_epoch(self) -> int:
+        """The epoch that it is in, or was in when it came."""
+        return max(self.epoch, -1 if self.stated is None else self.stated.at.epoch)
+
 
 @dataclass
 class Lane:

@@ -80,8 +80,8 @@ class Run:
     """How many of them have left."""
     deaths: dict[int, list[str]] = field(default_factory=dict)
     """How each engine died under it since a batch was delivered from it."""
-    elsewhere: dict[int, list[int]] = field(default_factory=dict)
-    """The groups that each engine was told of, whose readers have other engines."""
+    elsewhere: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
+    """The groups that each engine was told of, whose readers have other engines, and those that have lost theirs."""
     failed: str = ""
     """Why it cannot go on."""
 

@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from zephon.barren import barren
+from zephon.frontiers import Frontier
 from zephon.plan import Plan
 from zephon.transport.protocol import Announced, LanesTold, LaneTotal, Released
 from zephon.transport.statement import EPOCHS_STATED
@@ -36,12 +37,13 @@ ANNOUNCEMENTS_KEPT = 64
 class Others:
     """One engine's side. `telling` once the run has other engines.
 
-    `groups` are those that read from them now, `came` those that ever did.
+    `groups` are those that read from them now, `came` those that ever did, `lost` those whose engine has died.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.telling = False
         self.groups: list[int] = []
+        self.lost: list[int] = []
         self.came: set[int] = set()
         self._plan = plan
         self._totals: dict[tuple[int, int], LaneTotal] = {}
@@ -58,9 +60,9 @@ class Others:
         self._reached: dict[tuple[int, int], int] = {}
         self._barren: dict[tuple[int, int], tuple[int, int, int]] = {}
 
-    def read_there(self, groups: Sequence[int]) -> None:
-        """These groups read from the other engines now."""
-        self.groups = list(groups)
+    def read_there(self, groups: Sequence[int], lost: Sequence[int] = ()) -> None:
+        """These groups read from the other engines now, and these did from one that has died."""
+        self.groups, self.lost = list(groups), list(lost)
         self.came.update(groups)
 
     def due(self, now: float) -> float:
@@ -161,6 +163,13 @@ class Others:
                 barren(self._plan, epoch).fruitful = True
         for epoch, lane, samples, ended, skipped in told.barren:
             barren(self._plan, epoch).note(lane, samples, bool(ended), skipped)
+
+    def window(self, lane: int, epoch: int, records: int) -> Frontier:
+        """The beginning of the last window of another engine's lane that is known to begin at or before that record."""
+        for at in reversed(self._windows.get(lane, ())):
+            if at.epoch == epoch and at.records <= records:
+                return Frontier(at.chunk, 0, at.records, at.skipped, at.source)
+        return Frontier()
 
     def history(self) -> Iterator[Announced | LaneTotal]:
         """What readers who come now must be told: the others' windows, and all totals."""

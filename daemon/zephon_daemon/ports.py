@@ -56,9 +56,9 @@ class LiveRun:
     """Whether the black box is to name the samples in work, too."""
 
     waits: Waits = field(default_factory=Waits)
-    here: frozenset[int] = frozenset()
+    here: tuple[frozenset[int], tuple[int, ...]] = (frozenset(), ())
     here_since: float = 0.0
-    """The run's readers, and since when they are these."""
+    """The run's readers and the groups that are lost, and since when they are these."""
 
     def doing(self, task: AnyTask) -> str:
         """What the engine is at when it takes in a task's outcome, for the black box."""
@@ -123,7 +123,7 @@ class LiveRun:
 
     def waits_in_vain(self, now: float) -> bool:
         """Whether ranks that came back have waited so long for others that these may be waiting for them."""
-        here = frozenset(self.run.readers)
+        here = frozenset(self.run.readers), tuple(self.run.others.lost)
         if here != self.here:
             self.here, self.here_since = here, now
         return now - self.here_since >= GO_WITHOUT_SECONDS and self.run.waits_for_ranks

@@ -37,7 +37,7 @@ from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Wr
 from zephon_daemon.lane import Lane, Reader
 from zephon_daemon.named_work import batch_of
 from zephon_daemon.others import ANNOUNCEMENTS_KEPT, Others
-from zephon_daemon.stand_ins import pass_over, stand_ins
+from zephon_daemon.stand_ins import StandIns
 
 
 class Run:
@@ -70,8 +70,8 @@ class Run:
         self.others = Others(plan)
         self._unplaced: set[int] = set()
         self._came: set[int] = set()  # groups that were here once
-        self._standing_in: set[int] = set()
         self._gates = Gates(plan, self.starts, self.first_epoch, self.owned)
+        self._stand_ins = StandIns(plan, self._gates, self.others, self.readers, self.starts, self.first_epoch)
         self._wanted_epoch = self.first_epoch
         for group in groups:
             self._start_group(group)
@@ -86,7 +86,7 @@ class Run:
         self.expected[group] = group_readers
         self._unplaced.add(group)
         self._came.add(group)
-        self._standing_in.discard(group)
+        self._stand_ins.groups.discard(group)
         out: list[Instruction] = []
         if statement is None:
             reader.places = {n: (self.first_epoch, self.starts[n].place) for n in self.owned[group]}
@@ -108,7 +108,7 @@ class Run:
     def waits_for_ranks(self) -> bool:
         """Whether ranks that came back wait for others that have not."""
         stated = {reader.group for reader in self.readers.values() if reader.stated is not None}
-        return not stated.isdisjoint(self._unplaced) or bool(self._left_behind)
+        return not stated.isdisjoint(self._unplaced) or bool(self._stand_ins.needed(self.missing_groups(), self._came))
 
     def go_without(self) -> list[Instruction]:
         """Ranks that came back have waited for others, which may be waiting for them: they go on without these."""
@@ -116,28 +116,24 @@ class Run:
         out: list[Instruction] = []
         for group in sorted(stated & self._unplaced):
             out += self._place(group, without=True)
-        for group in self._left_behind:
-            self._standing_in.add(group)
-            for lane in stand_ins(self.plan, group, self.owned[group], self.readers.values(), self.task_samples):
-                self.lanes[lane.number] = lane
+        for group in self._stand_ins.needed(self.missing_groups(), self._came):
+            self._stand_ins.groups.add(group)
+            for number in self.owned[group]:
+                epoch, start = self._stand_ins.last_known(number)
+                producer = LaneProducer(self.plan, epoch, number, start, self.task_samples)
+                lane = self.lanes.setdefault(number, Lane(number, group, producer, start.place, start.records))
+                lane.restart(producer, start.place)
+                lane.announced = 0
                 out += self._advance(lane)
         return out
 
-    @property
-    def _left_behind(self) -> list[int]:
-        """Groups that have not come to this engine, or another of the run, and whose lanes the ends of others need."""
-        stated = [reader.stated for reader in self.readers.values() if reader.stated is not None]
-        if not stated or not self.plan.settings.even_ends:
-            return []
-        gate = self._gates.of(max(each.at.epoch for each in stated), 0)
-        if gate.final or gate.rounds == ENDLESS:
-            return []
-        return [group for group in self.missing_groups() if not self._lanes_of(group)]
+    def read_there(self, groups: Sequence[int], lost: Sequence[int] = ()) -> None:
+        """These groups read from the other engines of the run now, where their lanes need nobody to stand in.
 
-    def read_there(self, groups: Sequence[int]) -> None:
-        """These groups read from the other engines of the run now, where their lanes need nobody to stand in."""
-        self.others.read_there(groups)
-        self._standing_in.difference_update(groups)
+        Those that are `lost` did from one that has died.
+        """
+        self.others.read_there(groups, lost)
+        self._stand_ins.groups.difference_update(groups)
 
     def begin(self, client: int, epoch: int) -> list[Instruction]:
         """A client is ready for an epoch."""
@@ -191,7 +187,7 @@ class Run:
         out: list[Instruction] = []
         for lane in freed.values():  # where other readers still hold the slots nothing has changed
             out += self._fill(lane)
-        for group in self._standing_in:
+        for group in self._stand_ins.groups:
             for lane in self._lanes_of(group):
                 out += self._fill(lane)
         return out
@@ -478,9 +474,8 @@ class Run:
 
     def _write(self, lane: Lane) -> list[Instruction]:
         """Write as many of the lane's batches as there are records and slots for."""
-        if lane.group in self._standing_in:
-            gate = self._gates.of(lane.epoch, lane.group)
-            pass_over(lane, gate, self.readers.values(), self.plan.microbatch_size)
+        if lane.group in self._stand_ins.groups:
+            self._stand_ins.pass_over(lane)
             return []
         if not self._is_placed(lane.group):
             return []

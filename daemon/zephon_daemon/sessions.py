@@ -531,7 +531,7 @@ class Sessions:
                 gone = [client for client in self._readers(run) if client.handed_over]
                 out += [ToEngine(DropReader(client.number), client.engine) for client in gone]
                 out += self._lose(gone)
-            elif len(run.started) > 1:
+            elif len(run.started) > 1 or run.elsewhere:
                 out += self._tell_groups(run)
         return out
 
@@ -539,10 +539,11 @@ class Sessions:
         """Tell each engine which groups read from the others, where that has changed."""
         reading = {(c.hello.dp_group_id, c.engine) for c in self._readers(run) if c.handed_over}
         for engine in sorted(run.started):
-            groups = sorted(group for group, other in reading if other != engine)
-            if groups != run.elsewhere.get(engine, []):
-                run.elsewhere[engine] = groups
-                yield ToEngine(GroupsElsewhere(run.number, groups), engine)
+            groups = sorted({group for group, other in reading if other != engine})
+            lost = sorted({c.hello.dp_group_id for c in self._readers(run) if c.lost and c.engine != engine})
+            if (groups, lost) != run.elsewhere.get(engine, ([], [])):
+                run.elsewhere[engine] = groups, lost
+                yield ToEngine(GroupsElsewhere(run.number, groups, lost), engine)
 
     def _known(self, number: int, token: bytes) -> Client:
         client = self.clients.get(number)

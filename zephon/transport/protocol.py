@@ -465,10 +465,13 @@ class LanesTold:
 @message("groups_elsewhere")
 @dataclass(frozen=True, slots=True)
 class GroupsElsewhere:
-    """The groups whose readers get their lanes from other engines of the run."""
+    """The groups whose readers get their lanes from other engines of the run, and those `lost`: their engine has died,
+    and they have not come back.
+    """
 
     run: int
     groups: list[int]
+    lost: list[int] = field(default_factory=list)
 
 
 @message("engine_ready")

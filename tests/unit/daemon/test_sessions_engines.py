@@ -69,6 +69,16 @@ def test_engines_of_one_run_tell_each_other_and_know_which_groups_read_elsewhere
     assert [engine for engine, m in scene.heard if isinstance(m, EndRun)] == [0, 1]
 
 
+def test_an_engine_is_told_of_groups_that_have_lost_theirs_until_they_are_back() -> None:
+    scene = Scene(engines=2)
+    ranks = running(scene)
+    scene.heard.clear()
+    scene.do(scene.sessions.engine_died("killed", scene.now, 0))
+    assert (1, GroupsElsewhere(1, [], [0])) in scene.heard
+    scene.goodbye(ranks[0])
+    assert (1, GroupsElsewhere(1, [], [])) in scene.heard
+
+
 def test_a_run_that_has_one_engine_for_itself_is_told_of_no_other() -> None:
     scene = Scene(engines=2)
     scene.attach(scene.welcome())

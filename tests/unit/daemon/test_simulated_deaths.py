@@ -61,6 +61,8 @@ class Rank:
     got: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
     dead: bool = False
+    lost: bool = False
+    """Whether its engine died and it has not come back."""
 
     @property
     def done(self) -> bool:
@@ -157,6 +159,7 @@ class World:
                 keep = self.random.choice([len(rank.pipe), self.random.randint(0, len(rank.pipe))])
                 while len(rank.pipe) > keep:
                     rank.pipe.pop()
+            rank.lost |= rank.connected
             rank.connected = False
         return True
 
@@ -176,6 +179,7 @@ class World:
         assert engine is not None
         self.clients += 1
         rank.client, rank.connected, rank.pipe, rank.held, rank.rings = self.clients, True, deque(), [], {}
+        rank.lost = False
         if rank.run is None:
             rank.run = ClientRun(self.attached(engine, rank.group), self.readers)
         left = sum(other.group == rank.group and not other.dead for other in self.ranks)
@@ -239,12 +243,17 @@ class World:
             return moved
         return self.come(rank)
 
+    @property
+    def everyone(self) -> list[Rank]:
+        """All ranks that train together."""
+        return self.ranks
+
     def in_collective(self, rank: Rank) -> bool:
         """Whether it waits for ranks that have not come to the end of its round."""
         run = rank.run
         if not self.together or run is None or not run.epoch.turns.at_round_end:
             return False
-        living = [other.run.rounds if other.run is not None else 0 for other in self.ranks if not other.dead]
+        living = [other.run.rounds if other.run is not None else 0 for other in self.everyone if not other.dead]
         return run.rounds > min(living)
 
     def hand_back(self, rank: Rank) -> bool:
