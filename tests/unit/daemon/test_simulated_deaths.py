@@ -365,7 +365,7 @@ def expected(plan: Plan, epoch: int, lanes: list[int], starts: dict[int, int], m
     return max(0, rounds), {lane: max(starts[lane], min(totals[lane], most + rounds * size)) for lane in lanes}
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @given(
     seed=st.integers(0, 10**9),
     dp=st.sampled_from([1, 2, 3]),

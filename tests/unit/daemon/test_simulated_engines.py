@@ -141,7 +141,7 @@ def state_after(recipe: Any, batches: int) -> Checkpoint | None:
     return complete_checkpoint(recipe.checkpoint())
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @given(
     seed=st.integers(0, 10**9),
     engines=st.sampled_from([2, 2, 3]),
