@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from zephon.arguments import recipe_level
 from zephon.errors import RunFailed
-from zephon.frontiers import Checkpoint, Frontier, beginnings, furthest
+from zephon.frontiers import Checkpoint, Frontier, beginnings, furthest, steps_done
 from zephon.lanes import RoundRobin, epoch_end_report, owned_lanes, released_rounds
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
@@ -88,6 +88,7 @@ class EmbeddedRun:
         self._failure: Exception | None = None
         self._runs: dict[int, LaneRun] = {}
         self._said_own_end = False
+        self._past = checkpoint.past if checkpoint else 0
         self._begin(checkpoint.epoch if checkpoint else 0, plan.beginning(checkpoint) if checkpoint else None)
 
     def _begin(self, epoch: int, checkpoint: Checkpoint | None) -> None:
@@ -115,8 +116,22 @@ class EmbeddedRun:
     def settle(self) -> int:
         """The epoch to deliver from. A state that turns out to be at its epoch's end begins the next one at once."""
         if self.turns.most and not self._delivered and self.at_end() and self._others_at_end():
-            self._begin(self.epoch + 1, None)
+            self._begin_next()
         return self.epoch
+
+    @property
+    def steps(self) -> int:
+        """Rounds delivered since the run's beginning."""
+        return steps_done(self._past, self.turns.most, self.turns.rounds, self.plan.microbatch_size)
+
+    @property
+    def _reached(self) -> int:
+        """The records of each lane that the epoch's rounds so far have come to."""
+        return self.turns.most + self.turns.rounds * self.plan.microbatch_size
+
+    def _begin_next(self) -> None:
+        self._past += self._reached
+        self._begin(self.epoch + 1, None)
 
     def _others_at_end(self) -> bool:
         """Whether no other group has anything left of the epoch either, so that all groups begin the next one.
@@ -126,7 +141,7 @@ class EmbeddedRun:
         if self._alone or not self.plan.settings.even_ends:
             return True
         degree, own, strategy = self._groups
-        state = Checkpoint(self.plan.identity, self.epoch, dict(self._starts))
+        state = Checkpoint(self.plan.identity, self.epoch, dict(self._starts), self._past)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
             others = (
@@ -151,14 +166,13 @@ class EmbeddedRun:
 
     def end_epoch(self) -> None:
         """Go on to the next epoch."""
-        reached = self.turns.most + self.turns.rounds * self.plan.microbatch_size
         known = {lane: run.produced for lane, run in self._runs.items()}
         skipped = sum(run.producer.skipped for run in self._runs.values())
         size, lanes = self.plan.microbatch_size, self.plan.lanes
-        report = epoch_end_report(self.epoch, known, reached, size, lanes, skipped)
+        report = epoch_end_report(self.epoch, known, self._reached, size, lanes, skipped)
         if report is not None:
             warnings.warn(report, stacklevel=4)
-        self._begin(self.epoch + 1, None)
+        self._begin_next()
 
     def _guarded(self, step: Callable[[], T]) -> T:
         """Do a step of production. One that fails or is interrupted leaves lanes half-way, so it is the last."""
@@ -180,7 +194,7 @@ class EmbeddedRun:
         """The lane of the next batch; None at the epoch's end."""
         while True:
             lane = self.turns.turn()
-            if not self._reached(self.turns.round_of(lane)):
+            if not self._is_due(self.turns.round_of(lane)):
                 return None
             until, producer = self.turns.until(lane), self._runs[lane].producer
             self._runs[lane].reach(until)
@@ -203,7 +217,7 @@ class EmbeddedRun:
             packed=self.plan.packed,
         )
 
-    def _reached(self, round_number: int) -> bool:
+    def _is_due(self, round_number: int) -> bool:
         """Whether that round is one to deliver: every lane that has to reach it does."""
         most, size, drop_last = self.turns.most, self.plan.microbatch_size, self.plan.settings.drop_last
         if self._totals is not None:
@@ -236,13 +250,13 @@ class EmbeddedRun:
         Until a batch was delivered it is the state that the run began with. At an epoch's end a whole state begins the
         next epoch; a group's own says where its lanes stand, since other groups may still be inside the last round.
         """
-        epoch, lanes = self.epoch, dict(self._starts)
+        epoch, lanes, past = self.epoch, dict(self._starts), self._past
         if self._delivered and self._alone and self.at_end():
-            epoch, lanes = epoch + 1, self._beginnings()
+            epoch, lanes, past = epoch + 1, self._beginnings(), past + self._reached
         elif self._delivered:
             turns = self.turns
             lanes = {n: run.producer.frontier(turns.records[n], turns.stands[n]) for n, run in self._runs.items()}
-        return Checkpoint(self.plan.identity, epoch, lanes).to_json()
+        return Checkpoint(self.plan.identity, epoch, lanes, past).to_json()
 
     def _beginnings(self) -> dict[int, Frontier]:
         return beginnings(self.plan.lanes, self.plan.settings.drop_last)

@@ -15,6 +15,7 @@ from zephon.options import Execution
 from zephon.plan import Plan
 from zephon.schedules import MixtureSchedule
 from zephon.transport.rings import ring_shape
+from zephon.words import many
 
 
 def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str:
@@ -129,8 +130,3 @@ def _ends(plan: Plan) -> str:
     out = plan.settings.drop_last and left > 0
     rest = f", leaving out {many(left, 'record')} of the incomplete last round" if out else ""
     return f"ends: after {many(rounds, 'round')} on every rank{rest}"
-
-
-def many(count: int, what: str) -> str:
-    """So many of something, in words."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -9,6 +9,9 @@ A lane that has run out keeps its turns where short and empty batches are delive
 frontier also names the place in turn-taking that the lane has come to (`stands`): else nobody could say, inside a
 round, whether the empty batch of such a lane was delivered or is still due.
 
+Rounds of a run are counted by the records that each lane has had its turn for. Those of earlier epochs are `past`, in
+checkpoints of later ones only; those of the epoch its frontiers tell (`steps_done`).
+
 A checkpoint is plain JSON: the run's identity and one frontier a lane. A partial one holds the lanes of some groups
 only and says so; `merge_checkpoints` joins the parts.
 """
@@ -91,6 +94,13 @@ def furthest(frontiers: Iterable[Frontier]) -> int:
     return max(frontier.place for frontier in frontiers)
 
 
+def steps_done(past: int, most: int, rounds: int, microbatch_size: int) -> int:
+    """Global steps of one round each since the run's beginning, `rounds` after a place that lanes at `most` began from,
+    `past` records of each lane after the run's beginning. Had batches another size before, steps are of this one.
+    """
+    return (past + most) // microbatch_size + rounds
+
+
 def frontier_at(announcements: Sequence[Announcement], records: int, stands: int | None = None) -> Frontier:
     """The frontier of a lane that has delivered `records`, from its announcements in ascending order."""
     at = bisect_right(announcements, records, key=lambda a: a.records) - 1
@@ -109,6 +119,8 @@ class Checkpoint:
     identity: dict[str, Any]
     epoch: int
     lanes: dict[int, Frontier]
+    past: int = 0
+    """Records that each lane had its turn for in earlier epochs."""
 
     @property
     def canonical_replicas(self) -> int:
@@ -143,6 +155,7 @@ class Checkpoint:
             "format": FORMAT,
             "identity": self.identity,
             "epoch": self.epoch,
+            **({"past": self.past} if self.past else {}),
             "complete": not self.missing,
             "lanes": {str(lane): self.lanes[lane].to_json() for lane in sorted(self.lanes)},
         }
@@ -176,7 +189,7 @@ def parse_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
             raise CheckpointError(f"malformed checkpoint: lane {lane}: offset exceeds records")
         if frontiers[lane].place < frontiers[lane].records:
             raise CheckpointError(f"malformed checkpoint: lane {lane}: it stands before its records")
-    checkpoint = Checkpoint(dict(identity), epoch, frontiers)
+    checkpoint = Checkpoint(dict(identity), epoch, frontiers, _count(state.get("past", 0), "past"))
     if state.get("complete") and checkpoint.missing:
         raise CheckpointError(f"the checkpoint says it is complete but has no entry for lanes {checkpoint.missing}")
     return checkpoint
@@ -223,7 +236,7 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             )
     lanes = _agreed((number, part) for number, part in enumerate(parts) if not part.missing)
     lanes.update(_agreed((number, part) for number, part in enumerate(parts) if part.missing))
-    return Checkpoint(first.identity, first.epoch, lanes).to_json()
+    return Checkpoint(first.identity, first.epoch, lanes, max(part.past for part in parts)).to_json()
 
 
 def _agreed(parts: Iterable[tuple[int, Checkpoint]]) -> dict[int, Frontier]:

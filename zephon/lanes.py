@@ -7,7 +7,7 @@ resumed on another number of groups delivers the same records in the same rounds
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from zephon.errors import CheckpointError, SettingError, TopologyError
 
@@ -215,6 +215,11 @@ def check_step(batches_per_step: int | None, lanes: Iterable[int]) -> None:
             f"batches_per_step={batches_per_step}: this group owns {owned} lanes, so a step must be a positive "
             f"multiple of {owned} batches to be whole rounds"
         )
+
+
+def rounds_of_step(batches_per_step: int | None, lanes: Sequence[int]) -> int:
+    """Rounds of one training step of a group that owns these lanes: 1 where nothing is said."""
+    return 1 if batches_per_step is None else batches_per_step // len(lanes)
 
 
 def released_rounds(

@@ -14,7 +14,7 @@ from zephon.embedded import EmbeddedRun, EpochBatches
 from zephon.errors import RecipeError, RunFailed, SettingError
 from zephon.explain import explain
 from zephon.frontiers import Checkpoint, complete_checkpoint
-from zephon.lanes import check_step, check_topology, owned_lanes
+from zephon.lanes import check_step, check_topology, owned_lanes, rounds_of_step
 from zephon.plan import Plan, resolve
 from zephon.runners import Pool, make_pool
 from zephon.types import SampleBatch
@@ -102,6 +102,14 @@ class Pipeline(Builder):
     def epoch(self) -> int:
         """The epoch that the next batch belongs to."""
         return self._running().settle()
+
+    @property
+    def step(self) -> int:
+        """Global training steps done since the run's beginning, over its epochs and resumes: rounds, or as many steps
+        of `options(batches_per_step=…)` batches as they make.
+        """
+        run = self._running()
+        return run.steps // rounds_of_step(self.topology.batches_per_step, run.lanes)
 
     def explain(self, dp_degree: int | None = None) -> str:
         """The resolved plan as text: stages, lanes, and what each group gets."""

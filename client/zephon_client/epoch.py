@@ -150,6 +150,11 @@ class Epoch:
     # State
 
     @property
+    def reached(self) -> int:
+        """The record of each lane that the rounds delivered so far have come to."""
+        return self.turns.most + self.turns.rounds * self.turns.microbatch_size
+
+    @property
     def at_end(self) -> bool:
         """Whether all rounds of the epoch are known to be delivered."""
         return self.touched and self.final and self.turns.at_round_end and self.turns.rounds == self.rounds
@@ -162,7 +167,7 @@ class Epoch:
         # Within the first round others may still catch up, so that M alone says nothing of their lanes.
         if not turns.rounds or not turns.at_round_end:
             return self.own_frontiers()
-        stands = turns.most + turns.rounds * turns.microbatch_size
+        stands = self.reached
         said = None if self._drop_last else stands
         return {
             lane: frontier_at(windows, turns.records.get(lane, min(stands, self._totals.get(lane, stands))), said)
@@ -177,7 +182,7 @@ class Epoch:
 
     def windows(self) -> dict[int, Frontier]:
         """Where the windows begin that all of the run's lanes are in, going by this rank's rounds."""
-        stands = self.turns.most + self.turns.rounds * self.turns.microbatch_size
+        stands = self.reached
         return {lane: frontier_at(windows, stands).window for lane, windows in self._windows.items()}
 
     def totals(self) -> list[LaneTotal]:
@@ -186,14 +191,12 @@ class Epoch:
 
     def end_report(self) -> str | None:
         """What to tell the user of an epoch that is over."""
-        turns = self.turns
-        reached = turns.most + turns.rounds * turns.microbatch_size
-        skipped = sum(self._skipped.values())
-        return epoch_end_report(self.number, self._totals, reached, turns.microbatch_size, len(self.starts), skipped)
+        size, skipped = self.turns.microbatch_size, sum(self._skipped.values())
+        return epoch_end_report(self.number, self._totals, self.reached, size, len(self.starts), skipped)
 
     def _forget(self) -> None:
         """Drops windows that no state from now on will name."""
-        stands = self.turns.most + self.turns.rounds * self.turns.microbatch_size
+        stands = self.reached
         for lane, windows in self._windows.items():
             reached = self.turns.records.get(lane, min(stands, self._totals.get(lane, stands)))
             while len(windows) > 1 and windows[1].records <= reached:

@@ -91,10 +91,10 @@ class Feed:
             if len(messages) < _AT_ONCE:
                 return
 
-    def begin(self, epoch: int) -> None:
-        """Asks for an epoch's batches."""
+    def begin(self, epoch: int, past: int = 0) -> None:
+        """Asks for an epoch's batches. `past`: records of each lane in the epochs before."""
         self._told = (epoch, 0)
-        self._send(Begin(epoch))
+        self._send(Begin(epoch, past))
 
     def give_back(self, epoch: int, rounds: int) -> None:
         """Returns the slots whose last array has died, and tells how many rounds have been delivered."""

@@ -28,7 +28,7 @@ from typing import Any
 from zephon.batches import Batch
 from zephon.errors import BatchesHeld, CheckpointError, DaemonUnavailable, SettingError, TopologyError, ZephonError
 from zephon.frontiers import Checkpoint, complete_checkpoint
-from zephon.lanes import check_step
+from zephon.lanes import check_step, rounds_of_step
 from zephon.transport import layout
 from zephon.transport.protocol import Attach, Attached, Progress, ProgressReport
 from zephon_client.absence import LOSSES, Absence
@@ -225,6 +225,20 @@ class Loader(Iterator[Batch]):
         return self._run.rounds
 
     @property
+    def step(self) -> int:
+        """Global training steps done since the run's beginning, over its epochs and resumes; the same on every rank.
+
+        A step is one round, or `batches_per_step` batches where `connect` was given that. Asking after
+        `load_state_dict` gives the run its shape.
+        """
+        self._check_process()
+        if self._run is None and self._loaded is None:
+            return 0
+        run = self._attached()
+        self._settle(run)
+        return run.steps // rounds_of_step(self._settings.batches_per_step, run.lanes)
+
+    @property
     def epoch(self) -> int:
         """The epoch of the batches that are delivered; after its end the next one."""
         self._check_process()
@@ -336,7 +350,7 @@ class Loader(Iterator[Batch]):
                     raise
                 self._come_back()
         plan = self._plan
-        run = Run(plan, self._settings.group_readers)
+        run = Run(plan, self._settings.group_readers, self._loaded.past if self._loaded is not None else 0)
         check_step(self._settings.batches_per_step, run.lanes)
         self._output = Output(self._settings, run.dataset_names, plan.packed)
         self._copies.limit = share_of_a_rank(plan.memory)
@@ -400,7 +414,7 @@ class Loader(Iterator[Batch]):
             self._connection.close()
             raise
         if run.begun:
-            self._connection.feed.begin(run.epoch.number)
+            self._connection.feed.begin(run.epoch.number, run.past)
 
     def _begun(self) -> tuple[Run, Output]:
         run = self._attached()
@@ -412,7 +426,7 @@ class Loader(Iterator[Batch]):
     def _begin(self, run: Run) -> None:
         assert self._output is not None
         self._output.prepare()
-        self._connection.feed.begin(run.epoch.number)
+        self._connection.feed.begin(run.epoch.number, run.past)
         run.begun = True
 
     def _catch_up(self, run: Run) -> None:

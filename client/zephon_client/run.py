@@ -11,7 +11,7 @@ from collections import deque
 from typing import Any
 
 from zephon.errors import CheckpointMismatch, ProtocolError
-from zephon.frontiers import Checkpoint, Frontier, beginnings
+from zephon.frontiers import Checkpoint, Frontier, beginnings, steps_done
 from zephon.transport.protocol import Announced, Attached, BatchReady, LaneTotal, ReadersLeft, Released
 from zephon.transport.statement import EPOCHS_STATED, Statement
 from zephon_client.epoch import Epoch
@@ -20,7 +20,8 @@ from zephon_client.epoch import Epoch
 class Run:
     """Bookkeeping of one attached client, without I/O."""
 
-    def __init__(self, plan: Attached, readers: int = 1) -> None:
+    def __init__(self, plan: Attached, readers: int = 1, past: int = 0) -> None:
+        """`past`: the records of each lane in the epochs before the plan's."""
         if len(plan.starts) != plan.lanes or any(len(start) != 4 for start in plan.starts):
             raise ProtocolError(f"the daemon gave {len(plan.starts)} frontiers for {plan.lanes} lanes")
         self.plan = plan
@@ -28,12 +29,14 @@ class Run:
         self.dataset_names = tuple(plan.dataset_names)
         self.rounds_before = 0
         """Rounds delivered in earlier epochs of this run."""
+        self.past = past
+        """Records that each lane had its turn for in all epochs before this one, before a resume too."""
         self.begun = False
         """Whether the current epoch's batches were asked for."""
         self._identity: dict[str, Any] = json.loads(plan.identity)
         self._first = True
         starts = plan.frontiers()
-        self._origin = Checkpoint(self._identity, plan.epoch, starts)
+        self._origin = Checkpoint(self._identity, plan.epoch, starts, past)
         self._readers = readers
         self.epoch = self._made(plan.epoch, starts)
         self._past: deque[Epoch] = deque(maxlen=EPOCHS_STATED - 1)
@@ -51,6 +54,11 @@ class Run:
     def rounds(self) -> int:
         """Rounds delivered in this run, over its epochs."""
         return self.rounds_before + self.epoch.turns.rounds
+
+    @property
+    def steps(self) -> int:
+        """Rounds delivered since the run's beginning, before a resume too."""
+        return steps_done(self.past, self.epoch.turns.most, self.epoch.turns.rounds, self.plan.microbatch_size)
 
     def take(self, arrived: deque[Any]) -> list[BatchReady]:
         """Notes the messages, and empties the queue. Returns batches of an epoch that is over."""
@@ -72,6 +80,7 @@ class Run:
         """Goes on to the next epoch. Returns the batches that will not be delivered any more."""
         left = self.epoch.undelivered()
         self.rounds_before += self.epoch.turns.rounds
+        self.past += self.epoch.reached
         self._past.append(self.epoch)
         number = self.epoch.number + 1
         self.epoch = self._epoch(number)
@@ -82,8 +91,8 @@ class Run:
     def checkpoint(self) -> Checkpoint:
         """The state as it is now; at an epoch's end the start of the next."""
         if self.epoch.at_end:
-            return Checkpoint(self._identity, self.epoch.number + 1, self._zeros())
-        return Checkpoint(self._identity, self.epoch.number, self.epoch.frontiers())
+            return Checkpoint(self._identity, self.epoch.number + 1, self._zeros(), self.past + self.epoch.reached)
+        return Checkpoint(self._identity, self.epoch.number, self.epoch.frontiers(), self.past)
 
     def forget_undelivered(self) -> None:
         """The connection has ended: what came over it and was not delivered comes again over the next."""

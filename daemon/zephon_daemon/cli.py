@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from zephon import __version__
 from zephon.errors import ZephonError
+from zephon.words import many
 
 DONE, FAILED, USAGE, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 130
 
@@ -212,7 +213,6 @@ def _verify(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 
 def _index(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     from zephon.datasets import Dataset
-    from zephon.explain import many
 
     for path in arguments.paths:
         dataset = Dataset.from_path(Path(path).name or path, path)
@@ -222,15 +222,15 @@ def _index(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 
 def _checkpoint(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     from zephon.checkpoints import load_checkpoint
-    from zephon.explain import many
     from zephon.frontiers import parse_checkpoint
 
     checkpoint = parse_checkpoint(load_checkpoint(arguments.file))
     records = [frontier.records for frontier in checkpoint.lanes.values()]
     lanes, missing = checkpoint.canonical_replicas, checkpoint.missing
     state = f"partial: lanes {missing} are missing" if missing else "complete"
-    print(f"epoch {checkpoint.epoch}, {lanes} lanes, {state}")
-    print(f"delivered: {sum(records)} records, {min(records)} to {max(records)} a lane")
+    print(f"epoch {checkpoint.epoch}, {many(lanes, 'lane')}, {state}")
+    earlier = f"; {checkpoint.past} a lane in earlier epochs" if checkpoint.past else ""
+    print(f"delivered: {many(sum(records), 'record')}, {min(records)} to {max(records)} a lane{earlier}")
     for dataset in checkpoint.identity.get("datasets") or []:
         if isinstance(dataset, dict):
             rows, shards = many(dataset.get("rows", 0), "row"), many(dataset.get("shards", 0), "shard")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 LANES_REPORTED = 128
@@ -39,6 +39,18 @@ def composed(reports: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
     return bounded(whole)
 
 
+def slowest(readers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rounds that every reader has delivered: of the epoch that the slowest is in (`rounds`), and since the run's
+    beginning (`steps`). Besides, how many that epoch has, where one of them knows.
+    """
+    if not readers:
+        return {"rounds": 0, "steps": 0, "rounds_of_epoch": None}
+    last = min(readers, key=lambda each: (each["epoch"], each["rounds"]))
+    known = (r["rounds_of_epoch"] for r in (last, *readers) if r["epoch"] == last["epoch"])
+    of_epoch = next((rounds for rounds in known if rounds is not None), None)
+    return {"rounds": last["rounds"], "steps": last["steps"], "rounds_of_epoch": of_epoch}
+
+
 def _left_out(parts: list[dict[str, Any]]) -> dict[str, int]:
     """Records left out, by epoch.
 
@@ -55,7 +67,6 @@ def _left_out(parts: list[dict[str, Any]]) -> dict[str, int]:
 def _run(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """One run from its parts in each engine."""
     readers = [reader for part in parts for reader in part["readers"]]
-    epoch = min((reader["epoch"] for reader in readers), default=-1)
     waited: Counter[str] = Counter()
     drawn: dict[str, Counter[str]] = {}
     for part in parts:
@@ -64,8 +75,7 @@ def _run(parts: list[dict[str, Any]]) -> dict[str, Any]:
             drawn.setdefault(name, Counter()).update(counts)
     return {
         **parts[0],
-        "rounds": min((r["rounds"] for r in readers if r["epoch"] == epoch), default=0) if epoch >= 0 else 0,
-        "rounds_of_epoch": next((p["rounds_of_epoch"] for p in parts if p["rounds_of_epoch"] is not None), None),
+        **slowest(readers),
         "left_out": _left_out(parts),
         "lanes": sorted((lane for part in parts for lane in part["lanes"]), key=lambda lane: lane["lane"]),
         "lanes_left_out": sum(part.get("lanes_left_out", 0) for part in parts),

@@ -537,7 +537,7 @@ class Engine:
             self._moved += 1
             self._carry_out(live, live.run.returned(client, message.slots, message.epoch, message.rounds))
         else:
-            self._carry_out(live, live.run.begin(client, message.epoch))
+            self._carry_out(live, live.run.begin(client, message.epoch, message.past))
 
     def _reassure(self, port: ClientPort, live: LiveRun) -> None:
         assert port.hungry is not None

@@ -14,12 +14,16 @@ Place = tuple[int, int]
 
 @dataclass
 class Reader:
-    """One client of a group. `places` is how far each lane was given to it, `stated` its own word for that."""
+    """One client of a group. `places` is how far each lane was given to it, `stated` its own word for that.
+
+    `rounds` are those of its epoch since the run's origin, `past` the records of each lane in all epochs before it.
+    """
 
     client: int
     group: int
     epoch: int = -1
     rounds: int = 0
+    past: int = 0
     places: dict[int, Place] = field(default_factory=dict)
     stated: Statement | None = None
 

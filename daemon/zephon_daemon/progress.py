@@ -19,6 +19,7 @@ from zephon.transport.channels import answers
 from zephon.transport.endpoints import control_path, running_daemons
 from zephon.transport.messages import decode, encode
 from zephon.transport.protocol import Patience, Progress, ProgressReport, Refused
+from zephon.words import many
 
 ANSWER_SECONDS = 10.0
 WATCH_SECONDS = 1.0
@@ -215,7 +216,10 @@ def _run(run: Mapping[str, Any], engines: Sequence[Mapping[str, Any]] = ()) -> l
     epochs = sorted({lane.get("epoch", 0) for lane in lanes})
     epoch = ", ".join(map(str, epochs)) or "?"
     of_epoch = run.get("rounds_of_epoch")
-    rounds = f"{run.get('rounds', 0)} rounds" + (f" of {of_epoch}" if of_epoch is not None else "")
+    done, steps = run.get("rounds", 0), run.get("steps", 0)
+    rounds = f"{done} of {many(of_epoch, 'round')}" if of_epoch is not None else many(done, "round")
+    if steps > done:
+        rounds += f" ({steps} since the run's beginning)"
     lines = [f"{run.get('pipeline', 'pipeline')}: epoch {epoch}, {rounds}, {len(lanes)} lanes{speed}"]
     for number, count in (run.get("left_out") or {}).items():
         lines.append(f"  epoch {number} leaves out {count} records, which fill no round")

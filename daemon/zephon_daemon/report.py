@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zephon_daemon.composed import slowest
 from zephon_daemon.run import Run
 
 DATASETS_REPORTED = 256
@@ -44,14 +45,14 @@ def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dic
         }
         for lane in run.lanes.values()
     ]
-    rounds, of_epoch = run.rounds()
-    readers = [
-        {"client": r.client, "group": r.group, "epoch": r.epoch, "rounds": r.rounds} for r in run.readers.values()
-    ]
+    readers = []
+    for reader in run.readers.values():
+        rounds, steps, of_epoch = run.rounds(reader)
+        at = {"epoch": reader.epoch, "rounds": rounds, "steps": steps, "rounds_of_epoch": of_epoch}
+        readers.append({"client": reader.client, "group": reader.group, **at})
     return {
         "pipeline": name,
-        "rounds": rounds,
-        "rounds_of_epoch": of_epoch,
+        **slowest(readers),
         "even_ends": run.plan.settings.even_ends,
         "left_out": {str(epoch): records for epoch, records in run.left_out().items() if records},
         "lanes": lanes,

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from zephon.errors import ProtocolError
-from zephon.frontiers import Checkpoint, Frontier, beginnings
+from zephon.frontiers import Checkpoint, Frontier, beginnings, steps_done
 from zephon.lanes import batch_end, batch_round, owned_lanes
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
@@ -135,14 +135,14 @@ class Run:
         self.others.read_there(groups, lost)
         self._stand_ins.groups.difference_update(groups)
 
-    def begin(self, client: int, epoch: int) -> list[Instruction]:
-        """A client is ready for an epoch."""
+    def begin(self, client: int, epoch: int, past: int = 0) -> list[Instruction]:
+        """A client is ready for an epoch, `past` records of each lane after the run's beginning."""
         reader = self.readers[client]
         latest = max(reader.epoch, self.first_epoch, reader.stated.at.epoch if reader.stated is not None else 0)
         if not max(reader.epoch, self.first_epoch) <= epoch <= latest + 1:
             raise ProtocolError(f"client {client} asks for epoch {epoch} after epoch {reader.epoch}")
         resumes = reader.epoch < 0 and reader.stated is not None and reader.stated.at.epoch == epoch
-        reader.epoch, reader.rounds = epoch, reader.rounds if resumes else 0
+        reader.epoch, reader.rounds, reader.past = epoch, reader.rounds if resumes else 0, past
         self._wanted_epoch = max(self._wanted_epoch, epoch)
         self.others.begin(self._wanted_epoch)
         out: list[Instruction] = []
@@ -278,14 +278,20 @@ class Run:
         """Records that no round of an epoch holds, of the epochs whose end is known."""
         return self._gates.left_out()
 
-    def rounds(self) -> tuple[int, int | None]:
-        """Rounds that every reader has delivered of the epoch that the slowest is in, and how many it has if known."""
-        epoch = min((reader.epoch for reader in self.readers.values()), default=-1)
-        if epoch < self.first_epoch:
-            return 0, None
-        slowest = min((r for r in self.readers.values() if r.epoch == epoch), key=lambda r: r.rounds)
-        gate = self._gates.of(epoch, slowest.group)
-        return slowest.rounds, gate.rounds if gate.final else None
+    def rounds(self, reader: Reader) -> tuple[int, int, int | None]:
+        """Rounds that a reader has delivered of its epoch, in all its epochs, and how many its epoch has if known.
+
+        Those before a resume are among them.
+        """
+        if reader.epoch < self.first_epoch:
+            return 0, 0, None
+        gate, size = self._gates.of(reader.epoch, reader.group), self.plan.microbatch_size
+        of_epoch = steps_done(0, gate.most, max(0, gate.rounds), size) if gate.final else None
+        return (
+            steps_done(0, gate.most, reader.rounds, size),
+            steps_done(reader.past, gate.most, reader.rounds, size),
+            of_epoch,
+        )
 
     def missing_readers(self, group: int) -> int:
         """How many ranks of a group have not attached. A group of which nobody came counts as one."""

@@ -12,7 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -147,6 +147,27 @@ def test_case_B1_a_save_straight_after_a_load_is_byte_equal(daemon: Daemon) -> N
     with Ranks(daemon.socket, 2, state) as ranks:
         assert json.dumps(ranks.loaders[1].state_dict()) == json.dumps(state)
         assert next(ranks.loaders[0]).first_record == 28
+
+
+def test_a_resumed_run_shows_its_rounds_from_its_beginning(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, 4) as ranks:
+        ranks.rounds(7)
+        state = ranks.state()
+    with Ranks(daemon.socket, 2, state) as ranks:
+        ranks.rounds(3)
+        assert [(loader.rounds, loader.step) for loader in ranks.loaders] == [(3, 10)] * 2
+        assert until(lambda: [run for run in _runs(ranks) if run["rounds"] == run["steps"] == 10])
+        ranks.rounds()
+        done = ranks.loaders[0].step
+        assert ranks.state()["past"] == 4 * done
+        assert [next(loader).first_record for loader in ranks.loaders] == [0, 0]
+        assert until(lambda: [run for run in _runs(ranks) if (run["rounds"], run["steps"]) == (0, done)])
+
+
+def _runs(ranks: Ranks) -> list[dict[str, Any]]:
+    """What is reported once every rank has told how far it is."""
+    report: dict[str, Any] = [loader.progress() for loader in ranks.loaders][-1]
+    return list(report["engine"]["runs"])
 
 
 def test_a_state_of_64_lanes_is_under_16_KiB_and_does_not_grow(daemon: Daemon) -> None:

@@ -74,6 +74,31 @@ def test_an_epoch_is_whole_rounds_and_the_next_is_shuffled_anew(recipe, size):
     assert first != second or len(first) < 6
 
 
+@examples(8)
+@given(recipes(even_ends=True), st.integers(1, 3), st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_steps_are_counted_from_the_runs_beginning_over_epochs_and_resumes(recipe, size, legs):
+    done, state = 0, None
+    for rounds in legs:
+        pipeline = recipe.pipeline(size)
+        if state is not None:
+            pipeline.restore(state)
+        for _ in range(3):
+            for batch in quiet(lambda run=pipeline, count=rounds * recipe.lanes: list(islice(run, count))):
+                done += batch.ends_round
+            assert pipeline.step == done
+        state = pipeline.checkpoint()
+        assert "past" not in state or state["epoch"], "of the first epoch the frontiers say it all"
+
+
+def test_a_step_is_as_many_rounds_as_batches_per_step_makes_and_of_this_runs_batches():
+    pipeline = counted(48, lanes=4, batches_per_step=8)
+    list(islice(pipeline, 16))
+    assert pipeline.step == 2
+    state = pipeline.checkpoint()
+    assert counted(48, lanes=4, size=1).restore(state).step == 8
+    assert counted(48, lanes=4, size=4, batches_per_step=4).restore(state).step == 2
+
+
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_iterating_inside_an_epoch_goes_on_with_it(drop_last):
     pipeline = Recipe(rows=(41,), drop_last=drop_last).pipeline()

@@ -205,9 +205,10 @@ class Join:
 @message("begin")
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The client is ready for this epoch's batches."""
+    """The client is ready for this epoch's batches. `past`: records that each lane had its turn for in earlier ones."""
 
     epoch: int
+    past: int = 0
 
 
 @message("returned")

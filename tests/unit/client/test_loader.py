@@ -109,6 +109,25 @@ def test_iterating_again_goes_on_within_an_epoch_and_then_starts_the_next(make_p
     assert (loader.epoch, loader.rounds) == (2, 4)
 
 
+def test_steps_are_counted_from_the_runs_beginning_over_epochs_resumes_and_deaths(make_peer: Make, join: Join) -> None:
+    first = join(make_peer(lanes=4, microbatch=2, totals=[6, 6, 6, 6]), dp_degree=2)
+    assert (first.step, len(list(first)), first.step) == (0, 6, 3)
+    pulled(first, 2)
+    state = first.state_dict()
+    assert (first.step, state["past"]) == (4, 6)
+    peer = make_peer(lanes=4, microbatch=2, totals=[6, 6, 6, 6])
+    for rank, per_step, step in ((0, None, 4), (1, 4, 2)):
+        then = join(peer, dp_degree=2, dp_group_id=rank, batches_per_step=per_step)
+        then.load_state_dict(state)
+        assert (then.step, then.rounds) == (step, 0)
+        assert then.state_dict() == state
+        list(then)
+        assert (then.rounds, then.step) == (2, 6 if per_step is None else 3)
+        assert then.state_dict()["past"] == 12
+    begun = [message for message in peer.heard(p.Begin) if message.epoch == 1]
+    assert [message.past for message in begun] == [6, 6]
+
+
 def test_case_K2_an_epoch_without_a_full_round_ends_at_once_with_a_warning(make_peer: Make, join: Join) -> None:
     loader = join(make_peer(lanes=2, microbatch=2, totals=[1, 5]))
     with pytest.warns(UserWarning, match="epoch 0 has no full round"):

@@ -12,10 +12,13 @@ from zephon_daemon.report_requests import REPORT_SECONDS, ReportRequests
 def report(lanes: range, *, epoch: int = 0, rounds: int = 3, cause: str = "workers", failed: str | None = None) -> Any:
     """What an engine says that has these lanes."""
     run = {
-        "pipeline": "pipeline", "rounds": rounds, "rounds_of_epoch": None, "mixture": None, "rings_bytes": 10,
+        "pipeline": "pipeline", "rounds": rounds, "steps": rounds, "rounds_of_epoch": None, "mixture": None,
+        "rings_bytes": 10,
         "lanes": [{"lane": lane, "delivered": 2, "waits_for": cause, "cause": cause} for lane in lanes],
         "drawn": {"web": {"samples": 5, "tokens": 50}}, "failed": failed, "waited": {cause: 1.5},
-        "readers": [{"client": 1, "group": 0, "epoch": epoch, "rounds": rounds}],
+        "readers": [
+            {"client": 1, "group": 0, "epoch": epoch, "rounds": rounds, "steps": rounds + 10, "rounds_of_epoch": None}
+        ],
     }  # fmt: skip
     return {"runs": [run], "workers": [{"worker": 1, "tasks": 4, "busy_seconds": 1.0}], "stalls": [],
             "memory": {"budget": 100, "lane_rings": 10}, "errors": ["bad"]}  # fmt: skip
