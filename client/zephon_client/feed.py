@@ -34,7 +34,7 @@ from zephon_client.undisturbed import Undisturbed
 
 FROM_ENGINE = (NewSegment, BatchReady, BatchesReady, Announced, LaneTotal, Released, ReadersLeft, Alive, Failed)
 _AT_ONCE = 64
-_SLOTS_A_MESSAGE = 1000
+_NUMBERS_A_MESSAGE = 3 * 1000
 
 
 class Feed:
@@ -98,14 +98,14 @@ class Feed:
 
     def give_back(self, epoch: int, rounds: int) -> None:
         """Returns the slots whose last array has died, and tells how many rounds have been delivered."""
-        slots = self.slots.to_return()
+        numbers = self.slots.to_return()
         begun, told = self._told
-        if not slots and (begun != epoch or told == rounds):
+        if not numbers and (begun != epoch or told == rounds):
             return
         if begun == epoch:
             self._told = (epoch, rounds)
-        for low in range(0, max(1, len(slots)), _SLOTS_A_MESSAGE):
-            self._send(Returned(slots[low : low + _SLOTS_A_MESSAGE], epoch, rounds))
+        for low in range(0, max(1, len(numbers)), _NUMBERS_A_MESSAGE):
+            self._send(Returned(numbers[low : low + _NUMBERS_A_MESSAGE], epoch, rounds))
 
     def hungry(self, lane: int, epoch: int) -> None:
         """Asks for signs of life until the lane's batch comes."""

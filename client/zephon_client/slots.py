@@ -126,8 +126,8 @@ class Slots:
         self._alone[ready.lane] += self.is_alone(ready)
         self._unused.append(SlotKey(ready.lane, ready.generation, ready.index))
 
-    def to_return(self) -> list[list[int]]:
-        """The slots to give back since the last call, each as (lane, generation, index)."""
+    def to_return(self) -> list[int]:
+        """The slots to give back since the last call: lane, generation and index of each, end to end."""
         keys = self._keeper.drain()
         if self._unused:
             keys, self._unused = [*keys, *self._unused], []
@@ -142,7 +142,7 @@ class Slots:
                 mapped.segment.close()
             elif key.generation != self._current.get(key.lane):
                 self._unmap_drained(key.lane)
-        return [[key.lane, key.generation, key.index] for key in keys]
+        return [number for key in keys for number in key]
 
     def close(self) -> None:
         """Unmaps everything that no array keeps alive."""

@@ -62,7 +62,7 @@ class BlockRing:
     def free(self, generation: int, index: int) -> None:
         """The other side is done with a slot."""
         assert self._ring is not None
-        self._ring.returned(self._ring.slot(generation, index), 0)
+        self._ring.returned(generation, index, 0)
         self._close_retired()
 
     def close(self) -> None:

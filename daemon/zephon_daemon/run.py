@@ -19,7 +19,7 @@ where its readers stand that came, and those of a group of which nobody came sta
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from zephon.errors import ProtocolError
 from zephon.frontiers import Checkpoint, Frontier, beginnings, steps_done
@@ -169,20 +169,19 @@ class Run:
                 out += self._advance(lane)
         return out
 
-    def returned(self, client: int, slots: list[list[int]], epoch: int, rounds: int) -> list[Instruction]:
+    def returned(
+        self, client: int, slots: Iterable[tuple[int, int, int]], epoch: int, rounds: int
+    ) -> list[Instruction]:
         """A client gave slots back: (lane, generation, index) each."""
         reader = self.readers[client]
         if epoch == reader.epoch:
             reader.rounds = rounds
         freed: dict[int, Lane] = {}
-        for slot in slots:
-            if len(slot) != 3:
-                raise ProtocolError(f"client {client} returns a slot as {len(slot)} numbers, not as three")
-            number, generation, index = slot
+        for number, generation, index in slots:
             lane = self.lanes.get(number)
             if lane is None or lane.ring is None:
                 raise ProtocolError(f"client {client} returns a slot of lane {number}, which has no ring")
-            if lane.ring.returned(lane.ring.slot(generation, index), client):
+            if lane.ring.returned(generation, index, client):
                 freed[number] = lane
         out: list[Instruction] = []
         for lane in freed.values():  # where other readers still hold the slots nothing has changed

@@ -185,11 +185,11 @@ class Hostile:
     def _from_reader(self, epoch: int) -> object:
         """What a reader may say, at any time and with any numbers."""
         number = self._number
-        slots = [[number() for _ in range(self.chance.choice([0, 2, 3, 3, 3, 4]))] for _ in range(number() % 5)]
+        slots = [number() for _ in range(3 * (number() % 5))]
         return self.chance.choice(
             [
                 p.Begin(epoch), p.Begin(number()), p.Hungry(number(), number()), p.Returned(slots, epoch, number()),
-                p.Returned([[0, 0, n] for n in range(9)], epoch, 1),
+                p.Returned([0, 0, 0, 0, 0, 1, 0, 0, 2], epoch, 1),
             ]
         )  # fmt: skip
 
@@ -212,7 +212,7 @@ class Hostile:
             p.Join(TOKEN, number()),
             p.Progress(),
             p.Begin(number()),
-            p.Returned([[number(), number(), number()]], number(), number()),
+            p.Returned([number(), number(), number()], number(), number()),
             p.Welcome(TOKEN, 1, "recipe"),
             p.Refused("RunFailed", "no"),
             p.StartRun(number(), "pipeline", 1, [], [0]),

@@ -174,7 +174,7 @@ class Writer:
             for payload, _ in reader.channel.receive():
                 message = decode(payload, expect=p.Returned)
                 for _, generation, index in message.slots:
-                    self.ring.returned(self.ring.slot(generation, index), reader.number)
+                    self.ring.returned(generation, index, reader.number)
             assert not reader.channel.closed, reader.program.errors
         for generation in self.ring.retired():
             self.segments.pop(generation).close()

@@ -214,11 +214,21 @@ class Begin:
 @message("returned")
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Slots given back, each as (lane, generation, index), and the client's delivered rounds of the epoch."""
+    """Slots given back, and the client's delivered rounds of the epoch. `numbers` are the slots' lanes, generations and
+    indices, end to end."""
 
-    slots: list[list[int]]
+    numbers: list[int]
     epoch: int
     rounds: int
+
+    def __post_init__(self) -> None:
+        if len(self.numbers) % 3:
+            raise ValueError(f"{len(self.numbers)} numbers are no slots of three each")
+
+    @property
+    def slots(self) -> list[tuple[int, int, int]]:
+        numbers = iter(self.numbers)
+        return list(zip(numbers, numbers, numbers))
 
 
 @message("hungry")

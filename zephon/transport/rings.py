@@ -217,37 +217,29 @@ class RingWriter:
         drain.acquired.remove(slot.index)
         self._freed(drain, slot.index)
 
-    def slot(self, generation: int, index: int) -> Slot:
-        """The slot that a peer names, or ProtocolError when this ring has no such slot (any more)."""
+    def returned(self, generation: int, index: int, reader: int) -> bool:
+        """Notes that `reader` is done with a slot; True when it was the last one and the slot is free."""
         drain = self._generations.get(generation)
         if drain is None:
             raise ProtocolError(f"slot {index} of generation {generation}: the ring has no such generation, or no more")
-        if not 0 <= index < drain.shape.slots:
-            raise ProtocolError(f"slot {index} of generation {generation}: the ring has {drain.shape.slots} slots")
-        return Slot(generation, index, index * drain.shape.slot_bytes)
-
-    def returned(self, slot: Slot, reader: int) -> bool:
-        """Notes that `reader` is done with `slot`; True when it was the last one and the slot is free."""
-        drain = self._generations.get(slot.generation)
-        left = None if drain is None else drain.published.get(slot.index)
-        if drain is None or left is None or reader not in left:
-            self.slot(slot.generation, slot.index)  # says so if there is no such slot
+        left = drain.published.get(index)
+        if left is None or reader not in left:
             raise ProtocolError(
-                f"slot {slot.index} of generation {slot.generation}: reader {reader} returned it, but does not hold it "
-                "(returned twice, or never handed to it)"
+                f"slot {index} of generation {generation}: reader {reader} returned it, but does not hold it "
+                "(returned twice, never handed to it, or there is no such slot)"
             )
         left.remove(reader)
         if left:
             return False
-        del drain.published[slot.index]
-        self._freed(drain, slot.index)
+        del drain.published[index]
+        self._freed(drain, index)
         return True
 
     def drop_reader(self, reader: int) -> list[Slot]:
         """Takes back all that `reader` holds, for it is gone; the slots that became free."""
         freed = []
         for slot in self.held_by(reader):
-            if self.returned(slot, reader):
+            if self.returned(slot.generation, slot.index, reader):
                 freed.append(slot)
         return freed
 

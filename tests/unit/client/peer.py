@@ -312,8 +312,7 @@ class Peer:
                     self._tell(client, alive)
             else:
                 for lane, generation, index in message.slots:
-                    writer = self.rings[lane].writer
-                    writer.returned(writer.slot(generation, index), client)
+                    self.rings[lane].writer.returned(generation, index, client)
                 self._produce()
         if channel.closed:
             self._selector.unregister(channel)

@@ -167,7 +167,7 @@ def test_a_slot_goes_back_when_its_copy_is_done_and_not_before(make_peer: Make, 
     kept.append(next(loader))
     loader.progress()
     peer.until(lambda: any(message.slots for message in peer.heard(p.Returned)))
-    assert [slot for message in peer.heard(p.Returned) for slot in message.slots] == [[0, 0, 0], [0, 0, 1]]
+    assert [slot for message in peer.heard(p.Returned) for slot in message.slots] == [(0, 0, 0), (0, 0, 1)]
     device.fire()
     for number, batch in enumerate(kept):
         assert batch["id"].tolist() == ids(0, 2 * number, 2 * number + 2)

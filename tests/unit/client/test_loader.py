@@ -146,7 +146,7 @@ def test_undelivered_batches_of_an_epoch_are_given_back_at_its_end(make_peer: Ma
     loader.progress()
     peer.until(lambda: peer.rings[0].writer.in_flight == 0 or peer.rings[0].writer.free == 0)
     returned = [slot for message in peer.heard(p.Returned) for slot in message.slots]
-    assert sorted(returned[:4]) == [[0, 0, index] for index in range(4)]
+    assert sorted(returned[:4]) == [(0, 0, index) for index in range(4)]
 
 
 # States

@@ -27,7 +27,7 @@ def test_torch_tensors_lie_in_the_slot_itself_and_hold_it(make_peer: Make, join:
     memory = peer.rings[0].segments[0].array
     next(loader)
     loader.progress()
-    assert not peer.heard(p.Returned) or [0, 0, 0] not in peer.heard(p.Returned)[-1].slots
+    assert not peer.heard(p.Returned) or (0, 0, 0) not in peer.heard(p.Returned)[-1].slots
     peer.do(lambda: memory.fill(0))
     assert not tensor.any()
 
@@ -50,7 +50,7 @@ def test_on_a_device_fields_and_training_arrays_are_tensors_there_and_the_slot_i
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         batch = next(loader)
-    peer.until(lambda: peer.heard(p.Returned) and peer.heard(p.Returned)[-1].slots == [[0, 0, 0]])
+    peer.until(lambda: peer.heard(p.Returned) and peer.heard(p.Returned)[-1].slots == [(0, 0, 0)])
     assert batch["input_ids"].device.type == "meta"
     assert batch["input_ids"] is batch["input_ids"]
     assert batch.to_training(return_labels=True)["labels"].device.type == "meta"

@@ -19,7 +19,7 @@ Make = Callable[..., Peer]
 Join = Callable[..., Any]
 
 
-def returned(peer: Peer) -> list[list[int]]:
+def returned(peer: Peer) -> list[tuple[int, int, int]]:
     return [slot for message in peer.heard(p.Returned) for slot in message.slots]
 
 
@@ -57,7 +57,7 @@ def test_a_private_copy_gives_its_slot_back_at_once(make_peer: Make, join: Join)
     kept = [next(loader), next(loader)]
     with pytest.warns(UserWarning, match="holds 2 batches of lane 0"):
         kept.append(next(loader))
-    peer.until(lambda: returned(peer) == [[0, 0, 2]])
+    peer.until(lambda: returned(peer) == [(0, 0, 2)])
 
 
 @pytest.mark.parametrize(("kept", "fails"), [(0, "layout.read"), (2, "layout.read"), (2, "Copies.copy")])
@@ -78,7 +78,7 @@ def test_a_batch_that_could_not_be_made_comes_with_the_next_call_and_its_slot_go
     found = [next(loader)["id"].tolist() for _ in range(9)]
     assert found == [ids(0, 2 * n, 2 * n + 2) for n in range(kept, kept + 9)]
     assert len(held) == kept
-    assert returned(peer)[:2] == [[0, 0, kept], [0, 0, kept + 1]]  # the peer refuses one that comes back twice
+    assert returned(peer)[:2] == [(0, 0, kept), (0, 0, kept + 1)]  # the peer refuses one that comes back twice
 
 
 def test_case_C11_keeping_batches_takes_no_descriptors(make_peer: Make, join: Join) -> None:
@@ -152,7 +152,7 @@ def test_a_pickled_batch_is_a_copy_and_a_loader_is_not_pickled(make_peer: Make, 
     next(loader)
     next(loader)
     loader.progress()
-    peer.until(lambda: [0, 0, 0] in returned(peer))
+    peer.until(lambda: (0, 0, 0) in returned(peer))
     assert (batch["id"].tolist(), batch.lane) == (ids(0, 0, 2), 0)
     with pytest.raises(Exception, match="cannot be pickled"):
         pickle.dumps(loader)

@@ -21,7 +21,7 @@ EXAMPLES = (
     p.Attach(b"t" * 16, 3, '{"format": 1}', ["mixture"]),
     p.Join(b"t" * 16, 3),
     p.Begin(0),
-    p.Returned([[0, 0, 1], [1, 0, 2]], 0, 3),
+    p.Returned([0, 0, 1, 1, 0, 2], 0, 3),
     p.Hungry(2, 0),
     p.BatchesReady([0, 0, 0, 1, 100, 0, 4, 0, 0, 0, 2, 100, 4, 4]),
     p.Announced(0, 0, 8, 100, 0),
