@@ -119,6 +119,10 @@ class Feed:
             self._poll.modify(self._channel.fileno(), select.POLLIN | (select.POLLOUT if self._watches_write else 0))
         self._poll.poll(seconds * 1000)
 
+    def interrupt(self) -> None:
+        """Ends the connection for a thread that waits in it. The only method that another thread may call."""
+        self._channel.interrupt()
+
     def close(self) -> None:
         """Ends the connection; arrays stay readable. May be called again."""
         self._channel.close()

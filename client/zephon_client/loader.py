@@ -11,17 +11,19 @@ The run outlives the connection. When the engine or the daemon dies, the next ca
 here already, then waits for them to come back, connects anew, says how far this rank is, and goes on: the training
 loop notices nothing but a pause. A Ctrl-C in that wait changes nothing either; the next call goes on waiting.
 
-One thread at a time uses a Loader. Arrays of its batches may live and die in any.
+One thread at a time uses a Loader; another may close it, which ends a wait with an error. Arrays of its batches may
+live and die in any.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any
 
@@ -43,6 +45,9 @@ from zephon_client.undisturbed import Undisturbed
 from zephon_client.waiting import Limits, Waiting
 
 _PROGRESS_SECONDS = 3.0
+_CLOSE_SECONDS = 5.0
+"""How long `close` waits for another thread that connects just then; that thread lets go of the connection itself."""
+
 _HEAR_EVERY = 8
 """Batches that are delivered, at most, from what is here already, before the connection is looked at again."""
 
@@ -74,6 +79,8 @@ class Loader(Iterator[Batch]):
         """Why the run cannot go on, said when this rank came back to it."""
         self._warned: set[str] = set()
         self._closed = False
+        self._waits = threading.RLock()
+        """Held by the thread that waits for the daemon."""
         self._connect()
 
     def _connect(self) -> None:
@@ -107,6 +114,8 @@ class Loader(Iterator[Batch]):
         while True:
             epoch = run.epoch
             with self._undisturbed:
+                if self._closed:
+                    raise self._was_closed()
                 self._settle(run)
                 lane = epoch.lane
                 ready = epoch.next_ready(lane)
@@ -143,15 +152,16 @@ class Loader(Iterator[Batch]):
                 self._end_epoch(run)
                 waiting = None
                 continue
-            self._check_alive()
-            if self._connection.feed.closed:
-                self._come_back()
-                waiting = None
-                continue
-            if waiting is None:
-                limits, ask = self._limits, self._stall_of_engine
-                waiting = Waiting(self._connection.feed, limits, self._path, lane, epoch.number, ask)
-            waiting.step()
+            with self._waiting():
+                self._check_alive()
+                if self._connection.feed.closed:
+                    self._come_back()
+                    waiting = None
+                    continue
+                if waiting is None:
+                    limits, ask = self._limits, self._stall_of_engine
+                    waiting = Waiting(self._connection.feed, limits, self._path, lane, epoch.number, ask)
+                waiting.step()
 
     def _make(self, ready: Ready, epoch: Epoch, output: Output) -> bool:
         """Makes the batch; whether it is a copy, so that its slot is free at once."""
@@ -304,17 +314,25 @@ class Loader(Iterator[Batch]):
         return connection.control.request(Progress(), ProgressReport, limit, connection.feed).report
 
     def close(self) -> None:
-        """Leaves the session. Batches stay readable, and a state can still be taken. May be called again."""
+        """Leaves the session. Batches stay readable, and a state can still be taken. May be called again.
+
+        Another thread that waits for a batch just then gets a ZephonError.
+        """
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        if not self._waits.acquire(blocking=False):
+            self._connection.feed.interrupt()
+            if not self._waits.acquire(timeout=_CLOSE_SECONDS):
+                return
         try:
-            if self._run is not None and not self._connection.feed.closed:
-                with self._undisturbed:
+            with self._undisturbed:
+                if self._run is not None and not self._connection.feed.closed:
                     self._catch_up(self._run)
         finally:
             self._ending.detach()
             self._connection.close()
+            self._waits.release()
 
     def __enter__(self) -> Loader:
         self._check_open()
@@ -343,12 +361,13 @@ class Loader(Iterator[Batch]):
             return self._run
         self._check_open()
         while self._plan is None:
-            try:
-                self._attach("", self._keep_plan)
-            except DaemonUnavailable:
-                if not self._connection.lost:
-                    raise
-                self._come_back()
+            with self._waiting():
+                try:
+                    self._attach("", self._keep_plan)
+                except DaemonUnavailable:
+                    if self._closed or not self._connection.lost:
+                        raise
+                    self._come_back()
         plan = self._plan
         run = Run(plan, self._settings.group_readers, self._loaded.past if self._loaded is not None else 0)
         check_step(self._settings.batches_per_step, run.lanes)
@@ -386,6 +405,8 @@ class Loader(Iterator[Batch]):
         absence = Absence(self._path, before.supervisor, self._settings.timeout)
         self._losses += 1
         while True:
+            if self._closed:
+                raise self._was_closed()
             self._ending.detach()
             self._connection.abandon()
             try:
@@ -493,6 +514,31 @@ class Loader(Iterator[Batch]):
         self._check_process()
         if self._closed:
             raise ZephonError("this Loader is closed. Call zephon_client.connect for another.")
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """Around whatever may take long. Where the loader is closed meanwhile, that is what it ends with."""
+        with self._waits:
+            self._end_if_closed()
+            try:
+                yield
+            except Exception as error:
+                self._end_if_closed(error)
+                raise
+            self._end_if_closed()
+
+    def _end_if_closed(self, error: Exception | None = None) -> None:
+        """Of a loader that was closed, lets go of the connection and says so."""
+        if self._closed:
+            self._ending.detach()
+            self._connection.end()
+            raise self._was_closed() from error
+
+    def _was_closed(self) -> ZephonError:
+        return ZephonError(
+            "this Loader was closed while a batch was asked for. Its state_dict() still works; "
+            "zephon_client.connect makes another."
+        )
 
     def _check_alive(self) -> None:
         """Raises what ended the run. Batches that are already here were delivered before."""

@@ -3,6 +3,8 @@
 A KeyboardInterrupt may arise between any two steps of Python code. Between taking a descriptor off a connection and
 noting it, it would lose a batch for good. So such pieces run `with undisturbed:`; a Ctrl-C that comes meanwhile is
 passed to its handler right after. Waiting itself stays outside, and is interrupted at once.
+
+For the same reason another thread, which may close a loader while one waits in it, finds no such piece half done.
 """
 
 from __future__ import annotations
@@ -20,28 +22,38 @@ _fast: Any = sys.modules.get("_signal", signal)
 _get_handler: Callable[[int], Any] = _fast.getsignal
 _set_handler: Callable[[int, Any], Any] = _fast.signal
 _SIGINT = int(signal.SIGINT)
+_get_ident = threading.get_ident
 
 
 class Undisturbed:
-    """A context manager for short pieces of code; not to be nested. Does nothing outside the main thread."""
+    """A context manager for short pieces of code, one thread at a time; not to be nested. Only the main thread has
+    interrupts that could disturb it.
+    """
 
-    __slots__ = ("_came", "_handler")
+    __slots__ = ("_came", "_handler", "_lock", "_main")
 
     def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._main = False
+        """Whether the thread that holds the lock has put its interrupts off."""
         self._handler: Any = None
         self._came: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
         handler = _get_handler(_SIGINT)
-        if callable(handler) and threading.get_ident() == threading.main_thread().ident:
+        main = callable(handler) and _get_ident() == threading.main_thread().ident
+        if main:
             self._handler, self._came = handler, None
             _set_handler(_SIGINT, self._note)
+        self._lock.acquire()
+        self._main = main
 
     def __exit__(self, *_: object) -> None:
-        handler = self._handler
-        if handler is None:
+        main = self._main
+        self._lock.release()
+        if not main:
             return
-        self._handler = None
+        handler, self._handler = self._handler, None
         _set_handler(_SIGINT, handler)
         if self._came is not None:
             came, self._came = self._came, None

@@ -163,6 +163,11 @@ class Channel:
         size = struct.calcsize("3i")
         return Peer(*struct.unpack("3i", self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)))
 
+    def interrupt(self) -> None:
+        """Ends the connection in the kernel, so that whoever waits for it wakes up. Any thread may call it."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """Ends the connection; what waits in the outbox is dropped. May be called again."""
         self._lose_peer()
