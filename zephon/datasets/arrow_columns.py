@@ -52,6 +52,17 @@ def column_from_arrow(array: pa.Array) -> tuple[Column, dict[int, str]]:
     return _objects(array)
 
 
+def raw_value(array: pa.Array) -> Any:
+    """The only value of an array, text as bytes; for one that Python cannot hold, the error's text."""
+    array = _plain(array)
+    if pt.is_string(array.type) or pt.is_large_string(array.type):
+        array = array.view(pa.binary() if pt.is_string(array.type) else pa.large_binary())
+    try:
+        return array[0].as_py()
+    except (ValueError, OverflowError) as error:
+        return f"unreadable: {error}"
+
+
 def _plain(array: pa.Array) -> pa.Array:
     """The same values in one of the few types that are known here."""
     if isinstance(array, pa.ExtensionArray):

@@ -14,7 +14,7 @@ import numpy as np
 from zephon.columns import Block, IntArray
 from zephon.datasets.open_files import resources
 from zephon.datasets.source import Source
-from zephon.ops.base import Faults
+from zephon.ops.base import READ, Faults
 
 if TYPE_CHECKING:
     from zephon.datasets.dataset import Dataset
@@ -57,7 +57,7 @@ def gather(
         blocks.append(Block(piece.columns, samples))
     _report_stumbles(faults)
     for place, cause in sorted(bad):
-        faults.bad(tuple(pointers[place, :3].tolist()), "read", cause)
+        faults.bad(tuple(pointers[place, :3].tolist()), READ, cause)
     block = Block.concat(blocks)
     if ordered:
         return block

@@ -90,6 +90,15 @@ class JsonLines(FileSource):
                 bad.append((place, f"line {line} (byte {byte}): {why(error)}"))
         return Piece(decode.columns(values), bad)
 
+    def raw(self, shard: int, row: int) -> bytes:
+        """The bytes of the row's line."""
+        refuse_changed(self.survey.files[shard], self.survey.signature(shard))
+        rows = np.array([row])
+        offsets, _ = self.survey.lines(shard, self.scanner)
+        lines = _Lines(rows, offsets[rows], _ends(rows, offsets, int(self.survey.data_sizes[shard])))
+        path, signature = self._readable(shard), self.survey.signature(shard)
+        return read_open(path, signature, lambda file: _read_lines(file, lines))[0].rstrip(b"\r\n")
+
     def _readable(self, shard: int) -> str:
         """The file that holds the shard's lines as they are; an expanded copy that has gone is made again."""
         path, signature = self.survey.files[shard], self.survey.signature(shard)

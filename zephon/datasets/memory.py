@@ -86,6 +86,10 @@ class MemorySource(Source):
                 columns[name] = Objects([copy.deepcopy(value) for value in column.values])
         return Piece(columns, [])
 
+    def raw(self, shard: int, row: int) -> Any:
+        """The row itself."""
+        return copy.deepcopy(self._shards[shard][row])
+
     def _encode(self) -> str:
         if self._digest is None:
             contents: list[bytes] = []

@@ -16,20 +16,22 @@ import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from zephon.columns import Block, IntArray
-from zephon.datasets.arrow_columns import column_from_arrow
+from zephon.datasets.arrow_columns import column_from_arrow, raw_value
 from zephon.datasets.cache_folder import Signature
 from zephon.datasets.open_files import OpenFile, Recent, patiently, refuse_changed, resources
 from zephon.datasets.progress import Tally
 from zephon.datasets.shard_index import Entry, Scanner
 from zephon.datasets.source import FileSource, Piece
 from zephon.errors import DatasetError
+
+T = TypeVar("T")
 
 _MARK = b"PAR1"
 _TAIL = 64 << 10
@@ -97,13 +99,20 @@ class Parquet(FileSource):
     scanner = FooterScanner()
 
     def read(self, shard: int, rows: IntArray, fields: frozenset[str] | None) -> Piece:
+        return self._in_file(shard, lambda file: file.read(rows, fields))
+
+    def raw(self, shard: int, row: int) -> dict[str, Any]:
+        """The row's fields, text as the bytes that stand there."""
+        return self._in_file(shard, lambda file: file.raw(row))
+
+    def _in_file(self, shard: int, act: Callable[[_OpenParquet], T]) -> T:
         path, signature = self.survey.files[shard], self.survey.signature(shard)
         refuse_changed(path, signature)
         key = (path, signature)
 
-        def attempt() -> Piece:
+        def attempt() -> T:
             file: _OpenParquet = resources().parquet.find(key) or resources().parquet.put(key, _OpenParquet(*key))
-            return file.read(rows, fields)
+            return act(file)
 
         try:
             return patiently(attempt, path, lambda: resources().parquet.drop(key))
@@ -143,6 +152,11 @@ class _OpenParquet:
             blocks.append(block)
             bad += [(low + i, cause) for i, cause in sorted(wrong.items())]
         return Piece(Block.concat(blocks).fields, bad)
+
+    def raw(self, row: int) -> dict[str, Any]:
+        """A row's fields, text as the bytes that stand there."""
+        ((_, _, batch, first),) = self._segments(np.array([row]), tuple(self.names))
+        return {name: raw_value(batch.column(name).slice(row - first, 1)) for name in self.names}
 
     def _segments(self, rows: IntArray, names: tuple[str, ...]) -> Iterator[tuple[int, int, pa.RecordBatch, int]]:
         """For each segment that holds some of the rows: their places `low` to `high`, its batch, its first row."""

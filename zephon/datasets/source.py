@@ -45,6 +45,10 @@ class Source(ABC):
     def read(self, shard: int, rows: IntArray, fields: frozenset[str] | None) -> Piece:
         """Rows in ascending order (repeats allowed); of their fields those named, if they have them, or all."""
 
+    @abstractmethod
+    def raw(self, shard: int, row: int) -> Any:
+        """One row as it is stored, whatever is wrong with it."""
+
 
 class FileSource(Source):
     """Files, counted at first use."""

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from zephon.work import StaticMixtureWorkSource
 
 
+READ = "read"
+"""What stands for the operator where a record could not be read."""
+
+
 class Named(Protocol):
     """What `Faults` needs of a dataset to name a record."""
 
@@ -97,7 +101,7 @@ class Faults:
             operator,
             cause if isinstance(cause, str) else said(cause),
             None if self.scope is None else self.scope.lane,
-            look(self.datasets[dataset], shard, row) if known else "",
+            look(self.datasets[dataset], shard, row, raw=operator == READ) if known else "",
         )
 
 
@@ -117,16 +121,24 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def look(dataset: Named, shard: int, row: int) -> str:
-    """A command that prints one row as it is stored; for rows held in memory, the call that returns it."""
+def look(dataset: Named, shard: int, row: int, *, raw: bool = False) -> str:
+    """A command that prints one row; for rows held in memory, the call that returns it. `raw`: as it is stored, for one
+    that cannot be read.
+    """
+    read = "raw" if raw else "read"
     location, kind = getattr(dataset, "location", "memory"), getattr(dataset, "format", "memory")
     if kind == "memory":
-        return f"zephon.debug.DatasetInspector(dataset).read({dataset.shard_path(shard)!r}, {row})"
+        return f"zephon.debug.DatasetInspector(dataset).{read}({dataset.shard_path(shard)!r}, {row})"
     code = (
         "from zephon import Dataset; from zephon.debug import DatasetInspector; print(DatasetInspector("
-        f"Dataset.from_path({dataset.name!r}, {location!r}, fmt={kind!r})).read({shard}, {row}))"
+        f"Dataset.from_path({_quoted(dataset.name)}, {_quoted(location)}, fmt={_quoted(kind)})).{read}({shard}, {row}))"
     )
     return f"python -c {shlex.quote(code)}"
+
+
+def _quoted(text: str) -> str:
+    """A literal of the text, in double quotes where that will do: the shell's are single ones."""
+    return repr(text) if "'" in text or '"' in text else f'"{repr(text)[1:-1]}"'
 
 
 class WindowKey(NamedTuple):

@@ -6,7 +6,10 @@ import gzip
 import json
 import os
 import pickle
+import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +348,22 @@ def test_the_inspector_shows_one_row(tmp_path: Path) -> None:
     for shard, row in ((2, 0), (0, 5), (-1, 0), ("nowhere", 0)):
         with pytest.raises(ValueError, match="0 to|no such shard"):
             inspector.read(shard, row)
+        with pytest.raises(ValueError, match="0 to|no such shard"):
+            inspector.raw(shard, row)
+
+
+@pytest.mark.parametrize("compression", ["", ".gz"])
+def test_the_hint_of_a_broken_line_shows_the_line_as_it_stands(tmp_path: Path, compression: str) -> None:
+    lines = [b'{"id": 0}', b'', b'{"id": 1, "text": "half', b'\xff\xfe', b'{"id": 3}']
+    path = tmp_path / f"part.jsonl{compression}"
+    path.write_bytes(gzip.compress(b"\r\n".join(lines)) if compression else b"\r\n".join(lines))
+    dataset = Dataset.from_path("d", path)
+    for row, line in ((1, lines[2]), (2, lines[3])):
+        with pytest.raises(RecordError) as caught:
+            DatasetInspector(dataset).read(0, row)
+        assert f".raw(0, {row})" in caught.value.look
+        assert "To see the record: " + caught.value.look in str(caught.value)
+        code = shlex.split(caught.value.look)[-1]
+        shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert shown.stdout == f"{line!r}\n"
+    assert DatasetInspector(dataset).raw(0, 3) == lines[4]

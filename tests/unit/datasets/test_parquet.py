@@ -23,6 +23,7 @@ from zephon.columns import Block, Bytes, Fixed, Objects, Ragged, Text
 from zephon.datasets import Dataset, parquet
 from zephon.datasets.arrow_columns import column_from_arrow
 from zephon.datasets.open_files import resources
+from zephon.debug import DatasetInspector
 from zephon.errors import DatasetError, RecordError
 from zephon.ops.base import Faults
 
@@ -219,8 +220,9 @@ def test_text_that_is_not_utf8_is_a_bad_row(tmp_path: Path) -> None:
     assert block.samples[:, 2].tolist() == [3, 2, 0]
     assert "row 1" in faults.reports[0]
     assert "field 't'" in faults.reports[0]
-    with pytest.raises(RecordError, match="not valid UTF-8"):
+    with pytest.raises(RecordError, match=r"not valid UTF-8.*To see the record: .*\.raw\(0, 1\)"):
         fetch(dataset, [0, 1])
+    assert DatasetInspector(dataset).raw(0, 1) == {"t": b"\xff\xfe", "n": 1}
     assert len(fetch(dataset, [0, 1], frozenset({"n"}))) == 2
 
 
