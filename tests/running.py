@@ -227,9 +227,13 @@ class Daemon(Program):
         """The daemon's processes by name, itself included."""
         return {"daemon": self.pid, **self.report()["processes"]}
 
+    def engine(self) -> dict[str, Any]:
+        """What its engines report, once they have the time to: the daemon waits for a busy one only so long."""
+        return until(lambda: self.report()["engine"])
+
     def lanes(self) -> list[dict[str, Any]]:
-        """The engine's report of the lanes of all runs."""
-        return [lane for run in self.report()["engine"]["runs"] for lane in run["lanes"]]
+        """The engines' report of the lanes of all runs."""
+        return [lane for run in self.engine()["runs"] for lane in run["lanes"]]
 
 
 def zephon(folder: Path, *arguments: str, **more: Any) -> Program:

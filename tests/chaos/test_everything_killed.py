@@ -54,7 +54,6 @@ def test_case_C1_a_new_job_starts_at_once_after_any_signal_to_launcher_and_then_
     runtime_folder: Path, amount: Callable[[int, int], int], number: int
 ) -> None:
     recipe = counting(runtime_folder, 2000, 4, lanes=4, batch=2, source=ENDLESS)
-    shared = set(os.listdir("/dev/shm"))
     for _ in range(amount(1, 20)):
         with launch(recipe, RANKS) as job:
             pids, _ = at_step_5(job)
@@ -66,7 +65,6 @@ def test_case_C1_a_new_job_starts_at_once_after_any_signal_to_launcher_and_then_
     with launch(recipe, "pass") as job:  # a clean one takes away what the killed could not
         assert job.end() == 0, job.errors
     assert not list(runtime_folder.rglob("*.sock*"))
-    assert set(os.listdir("/dev/shm")) == shared
 
 
 @pytest.mark.soak

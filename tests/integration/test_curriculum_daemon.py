@@ -24,7 +24,7 @@ pipeline.pack_flat(64, algorithm="first_fit", min_sequence_length=41).batch(4).o
 
 def shown_shares(daemon: Daemon) -> tuple[list[float], list[float]]:
     """Shares of samples and of tokens of datasets a and b."""
-    drawn = daemon.report()["engine"]["runs"][0]["drawn"]
+    drawn = daemon.engine()["runs"][0]["drawn"]
     counts = [[drawn[name][kind] for name in ("a", "b")] for kind in ("samples", "tokens")]
     return tuple([each / sum(kind) for each in kind] for kind in counts)  # type: ignore[return-value]
 

@@ -52,7 +52,7 @@ class DaemonProcess:
         return ask(self.path)
 
     def heard(self) -> list[str]:
-        return list(self.report()["engine"]["heard"])
+        return list(until(lambda: self.report()["engine"])["heard"])
 
     def pids(self) -> dict[str, int]:
         return dict(self.report()["processes"])
@@ -240,7 +240,7 @@ def test_a_recipe_that_cannot_be_loaded_is_one_line_and_exit_code_3(start: Any, 
 
 
 def test_the_engine_gets_its_settings(shared: DaemonProcess) -> None:
-    settings = shared.report()["engine"]["settings"]
+    settings = until(lambda: shared.report()["engine"])["settings"]
     assert (settings["workers"], settings["memory"]) == (2, 1 << 30)
 
 
@@ -317,7 +317,7 @@ def test_a_rank_that_is_killed_is_dropped_even_if_a_child_of_it_holds_its_connec
     rank.kill()
     rank.wait()
     until(lambda: shared.report()["clients"] == [])
-    assert str(p.DropReader(own["client"])) in shared.heard()
+    until(lambda: str(p.DropReader(own["client"])) in shared.heard())
     os.kill(forked, signal.SIGKILL)
     rank.stdout.close()
 
@@ -343,7 +343,7 @@ def test_case_D3_a_killed_worker_is_replaced_and_the_engine_is_told_how_it_ended
     daemon = start()
     os.kill(daemon.pids()["worker 2"], signal.SIGKILL)
     until(lambda: "worker 3" in daemon.pids())
-    assert any("WorkerGone(worker=2" in line and "SIGKILL" in line for line in daemon.heard())
+    until(lambda: any("WorkerGone(worker=2" in line and "SIGKILL" in line for line in daemon.heard()))
 
 
 @pytest.mark.parametrize("victim", ["engine", "forkserver"])
@@ -359,7 +359,7 @@ def test_when_the_engine_is_lost_its_clients_come_back_into_their_places(
     os.kill(before[victim], signal.SIGKILL)
     assert rank.receive() is None
     until(lambda: daemon.pids().keys() >= {"engine", "worker 3", "worker 4"})
-    assert gone(before.values()) or victim == "engine"
+    until(lambda: gone(before.values()) or victim == "engine")
     again = client(before=rank.welcome)
     again.join()
     lanes = {lane: Frontier(0, 6, 6) for lane in range(4)}

@@ -18,6 +18,10 @@ from tests.running import MIXED, Daemon, Ledger, Ranks, counting, launch, mixed,
 from zephon.errors import TopologyError
 from zephon.plan import Plan
 from zephon_client import connect
+from zephon_client.waiting import Limits
+
+IMPATIENT = Limits(stalled=1.5)
+"""Of a rank that has attached, which may take longer."""
 
 
 def uneven(path: Path) -> str:
@@ -87,8 +91,8 @@ def test_without_even_ends_each_rank_goes_to_the_end_of_its_own_lanes(daemon: Da
 
 @pytest.mark.parametrize("pipeline", ["pipeline", "pads", "filters"])
 def test_a_rank_alone_is_told_whom_a_finite_run_waits_for(daemon: Daemon, pipeline: str) -> None:
-    how: Any = {"dp_degree": 2, "dp_group_id": 0, "output": "numpy", "timeout": 1.5, "pipeline": pipeline}
-    with connect(daemon.socket, **how) as loader:
+    with connect(daemon.socket, dp_degree=2, dp_group_id=0, output="numpy", pipeline=pipeline) as loader:
+        loader._limits = IMPATIENT
         with pytest.raises(TopologyError, match=r"groups? \[?1.*even_ends=False"):
             for _ in loader:
                 pass
@@ -96,13 +100,14 @@ def test_a_rank_alone_is_told_whom_a_finite_run_waits_for(daemon: Daemon, pipeli
 
 
 def test_when_the_ranks_of_a_group_have_left_the_others_are_told_that_they_cannot_come_back(daemon: Daemon) -> None:
-    how: Any = {"dp_degree": 2, "output": "numpy", "timeout": 1.5, "pipeline": "filters"}
+    how: Any = {"dp_degree": 2, "output": "numpy", "pipeline": "filters"}
     with connect(daemon.socket, dp_group_id=0, **how) as stays:
         with connect(daemon.socket, dp_group_id=1, **how) as leaves:
             began = threading.Thread(target=next, args=(leaves,))
             began.start()
             next(stays)
             began.join()
+        stays._limits = IMPATIENT
         with pytest.raises(TopologyError, match=r"groups \[1\], whose ranks have left .* start them together from"):
             for _ in stays:
                 pass

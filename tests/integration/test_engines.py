@@ -77,7 +77,7 @@ def all_ranks_fail_together(daemon: Daemon) -> None:
     with Ranks(daemon.socket, 2, pipeline="barren") as ranks:
         failures = ranks.each(lambda rank: ranks.refused(rank, RunFailed))
         assert all("0 of" in str(error) for error in failures)
-    until(lambda: not daemon.report()["engine"]["runs"])
+    until(lambda: not daemon.engine()["runs"])
 
 
 def workers_go_where_ranks_are(daemon: Daemon) -> None:

@@ -67,11 +67,10 @@ def test_case_E7_records_of_any_size_come_whole_and_the_ring_stays_as_it_is(
             for batch in loader:
                 text = batch["text"][0].encode()
                 got.append((int(batch["id"][0]), len(text), zlib.crc32(text)))
-        memory = daemon.report()["engine"]["memory"]
+        # What the rank gave back last may still be on its way to the engine.
+        until(lambda: all(daemon.engine()["memory"][rings] < 16 * MIB for rings in ("lane_rings", "worker_rings")))
     whole = [b"abcdefgh"[n % 8 : n % 8 + 1] * size for n, size in enumerate(sizes)]
     assert got == [(n, len(text), zlib.crc32(text)) for n, text in enumerate(whole)]
-    assert memory["lane_rings"] < 16 * MIB
-    assert memory["worker_rings"] < 16 * MIB
 
 
 def test_a_trainer_that_keeps_large_records_gets_copies_of_them_and_the_lane_goes_on(runtime_folder: Path) -> None:
@@ -116,7 +115,7 @@ def test_case_C6_what_progress_shows_are_all_the_segments_that_there_are(runtime
         ranks.rounds(5)
 
         def agrees() -> bool:
-            memory = daemon.report()["engine"]["memory"]
+            memory = daemon.engine()["memory"]
             return bool(0 < memory["segments"] == segments(daemon.pids()) <= memory["budget"] == 300 * MIB)
 
         until(agrees)
@@ -165,7 +164,7 @@ def test_case_C6_in_a_cgroup_of_512_mib_what_fits_works_and_what_does_not_is_ref
         with Ranks(daemon.socket, 1, ledger=ledger) as ranks:
             ranks.rounds()
         ledger.check()
-        assert daemon.report()["engine"]["memory"]["budget"] < 256 * MIB
+        assert daemon.engine()["memory"]["budget"] < 256 * MIB
     assert int((cgroup / "memory.failcnt").read_text()) >= 0
     assert "oom_kill 0" in (cgroup / "memory.oom_control").read_text()
 
@@ -284,7 +283,7 @@ def test_case_H6_and_I6_clients_cost_little_memory_and_wait_without_work(
                 until(lambda: all(lane["ring_free"] == 0 and not lane["in_work"] for lane in daemon.lanes()))
                 pids = {**daemon.pids(), **{f"rank {n}": rank.pid for n, rank in enumerate(ranks)}}
                 totals[count] = sum(memory_of(pids).values())
-                rings = daemon.report()["engine"]["memory"]["lane_rings"]
+                rings = daemon.engine()["memory"]["lane_rings"]
                 spent, began = cpu(pids), time.monotonic()
                 time.sleep(amount(2, 60))  # ranks that train are what is looked at
                 share = (cpu(pids) - spent) / (time.monotonic() - began)

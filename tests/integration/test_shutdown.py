@@ -85,7 +85,7 @@ def test_case_J5_one_ctrl_c_is_one_short_message(runtime_folder: Path) -> None:
     with launch(recipe, RANKS, stdin=subprocess.PIPE) as job:
         pids = _at_step_5(job)
         os.killpg(job.pid, signal.SIGINT)
-        assert job.end(10) == 130, job.errors
+        assert job.end() == 130, job.errors
         assert job.errors == "zephon launch: interrupted; once more to force the end\n"
         until(lambda: not living(pids))
     assert not list(runtime_folder.rglob("*.sock*"))

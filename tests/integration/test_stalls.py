@@ -56,15 +56,15 @@ def refused(socket: str, timeout: float, pipeline: str = "pipeline") -> tuple[Ze
     raise AssertionError("it came to the end")
 
 
-def told(daemon: Daemon, what: str) -> str:
-    """What progress shows, once it has this in it."""
-    shown = text(daemon.report())
-    return shown if what in shown else ""
+def told(daemon: Daemon, what: str) -> tuple[dict[str, Any], str] | None:
+    """A report with a stall in it and what progress shows of it, once it has this in it, too."""
+    report = daemon.report()
+    shown = text(report)
+    return (report, shown) if report["engine"] and report["engine"]["stalls"] and what in shown else None
 
 
 def stalls(daemon: Daemon) -> list[dict[str, Any]]:
-    engine = daemon.report()["engine"]
-    return engine["stalls"] if engine else []
+    return daemon.engine()["stalls"]
 
 
 def test_case_J1_an_operator_that_sleeps_for_ever_is_named_with_its_record_and_stack_to_all_who_wait(
@@ -72,16 +72,17 @@ def test_case_J1_an_operator_that_sleeps_for_ever_is_named_with_its_record_and_s
 ) -> None:
     with Daemon(sleeping, more=[*STALL, "0"]) as daemon:
         with ThreadPoolExecutor(1) as threads:
-            rank = threads.submit(refused, daemon.socket, 4.0)
-            (stall,) = until(lambda: stalls(daemon))
-            shown = until(lambda: told(daemon, "wait for operator 'map_transform', lane "))
+            rank = threads.submit(refused, daemon.socket, 6.0)
+            report, shown = until(lambda: told(daemon, "wait for operator 'map_transform', lane "))
+            (stall,) = report["engine"]["stalls"]
             error, warned = rank.result()
         assert stall["operator"] == "operator 'map_transform'"
         assert stall["record"].startswith("dataset 'count'")
         assert stall["record"].endswith("row 333")
         assert "part-00000.jsonl" in stall["samples"]
-        assert stall["pid"] in daemon.pids().values()
-        assert 0.5 <= stall["seconds"] <= stall["seconds_without_output"] + 2
+        assert stall["pid"] in report["processes"].values()
+        assert stall["seconds"] >= 0.5
+        assert stall["seconds_without_output"] > 0
         assert "in sleeps" in stall["stack"]
         facts = ["operator 'map_transform'", "row 333", f"process {stall['pid']}", "stands in sleeps (", "output was"]
         for said in (str(error), shown, daemon.errors, *[each for each in warned if "is stalled" in each][:1]):
@@ -155,7 +156,7 @@ def test_case_J1_storage_that_stops_answering_is_named_with_its_file_and_the_run
             until(lambda: told(daemon, "wait for reading, lane "))
         assert all(end.result() for end in ends)
         ledger.check()
-        assert "goes on after" in " ".join(daemon.report()["engine"]["errors"])
+        assert "goes on after" in " ".join(daemon.engine()["errors"])
         assert daemon.report()["workers_died"] == 0
 
 
@@ -169,12 +170,12 @@ def count(ranks: Ranks, rank: int) -> int:
 
 def test_case_J1_a_trainer_that_sleeps_is_no_stall_and_the_status_says_so(runtime_folder: Path) -> None:
     recipe = counting(runtime_folder, 4000, 4, lanes=2, batch=4)
-    with Daemon(recipe, more=["--stall-seconds", "0.1"]) as daemon, Ranks(daemon.socket, 2) as ranks:
+    with Daemon(recipe, more=["--stall-seconds", "0.5"]) as daemon, Ranks(daemon.socket, 2) as ranks:
         ranks.rounds(3)
 
         def waited() -> dict[str, Any] | None:
-            (run,) = daemon.report()["engine"]["runs"]
-            return run if run["waited"].get("the trainer", 0) > 2 * 20 * 0.1 else None
+            (run,) = daemon.engine()["runs"]
+            return run if run["waited"].get("the trainer", 0) > 2 * 4 * 0.5 else None
 
         run = until(waited)
         assert {lane["waits_for"] for lane in run["lanes"]} == {"the trainer"}

@@ -32,7 +32,7 @@ def join(make_peer: Callable[..., Peer]) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make(peer: Peer, **arguments: Any) -> Any:
-        made.append(connect(peer.path, **{"output": "numpy", "timeout": 10.0, **arguments}))
+        made.append(connect(peer.path, **{"output": "numpy", "timeout": 40.0, **arguments}))
         return made[-1]
 
     yield make

@@ -33,6 +33,8 @@ from zephon.transport.segments import PAGE, Segment
 from zephon.transport.statement import decode_statement
 
 ENDLESS = 2**62
+SECONDS = 40.0
+"""The limit of every wait."""
 
 
 def ids(lane: int, low: int, high: int, epoch: int = 0) -> list[int]:
@@ -122,7 +124,7 @@ class Peer:
         done = threading.Event()
         self._orders.append((order, result, done))
         os.eventfd_write(self._wake, 1)
-        assert done.wait(10), "the peer does not answer"
+        assert done.wait(SECONDS), "the peer does not answer"
         if result and isinstance(result[0], BaseException):
             raise result[0]
         return result[0]
@@ -130,7 +132,7 @@ class Peer:
     def until(self, holds: Callable[[], Any]) -> None:
         """Waits until something is so, after whatever the peer takes in."""
         with self._changed:
-            assert self._changed.wait_for(holds, timeout=10), f"it never came to that; the peer heard {self.said}"
+            assert self._changed.wait_for(holds, timeout=SECONDS), f"it never came to that; the peer heard {self.said}"
 
     def heard(self, kind: type) -> list[Any]:
         """The messages of a class so far."""
@@ -193,7 +195,7 @@ class Peer:
         if self._open:
             self._open = False
             os.eventfd_write(self._wake, 1)
-            self._thread.join(10)
+            self._thread.join(SECONDS)
             assert not self._thread.is_alive()
             os.close(self._wake)
 

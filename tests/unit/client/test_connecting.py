@@ -89,7 +89,7 @@ def test_the_hello_says_who_comes_for_which_job(
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
     join(peer)
     first, second = peer.heard(p.Hello)
-    assert first == p.Hello(os.getpid(), 8, 5, 2, "eval", "", 4, timeout=10.0, nonce=first.nonce)
+    assert first == p.Hello(os.getpid(), 8, 5, 2, "eval", "", 4, timeout=40.0, nonce=first.nonce)
     assert second.job == "abc:2"
     assert len({first.nonce, second.nonce, b""}) == 3, "two readers, though of one process"
 
@@ -131,7 +131,7 @@ def test_case_D10_without_a_daemon_connect_fails_within_its_limit_and_says_how_t
         connect(missing, timeout=0.2)
     assert missing in str(caught.value)
     assert "zephon daemon" in str(caught.value)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30  # it is a minute otherwise
 
 
 def test_a_daemon_that_is_just_starting_is_waited_for(runtime_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +157,9 @@ def test_a_daemon_that_does_not_answer_is_unavailable_but_patience_prolongs_the_
     peer = make_peer()
     peer.answers[p.Hello] = lambda message: [p.Patience("its recipe to load")]
     with pytest.raises(DaemonUnavailable, match="its recipe to load"):
-        connect(peer.path, timeout=0.2)
+        connect(peer.path, timeout=1.0)
     peer.answers[p.Hello] = lambda message: [p.Patience("a"), p.Patience("b"), peer._answer(message)]
-    connect(peer.path, timeout=5).close()
+    connect(peer.path, timeout=30).close()
 
 
 def test_a_rank_that_waits_for_other_processes_to_end_says_so_once(
@@ -170,7 +170,7 @@ def test_a_rank_that_waits_for_other_processes_to_end_says_so_once(
     waits = [p.Patience("its recipe to load"), *[p.Patience("the run before to end: process 7 (group 1)", True)] * 3]
     peer.answers[p.Hello] = lambda message: [*waits, peer._answer(message)]
     with pytest.warns(UserWarning, match="this rank waits") as caught:
-        connect(peer.path, timeout=5).close()
+        connect(peer.path, timeout=30).close()
     (said,) = caught
     assert str(said.message) == "this rank waits for the run before to end: process 7 (group 1)"
     assert said.filename == __file__

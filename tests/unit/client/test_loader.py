@@ -16,6 +16,7 @@ from tests.unit.client.peer import Peer, ids
 from zephon.errors import CheckpointError, SettingError, TopologyError, ZephonError
 from zephon.frontiers import merge_checkpoints
 from zephon.transport import protocol as p
+from zephon_client.waiting import Limits
 
 Make = Callable[..., Peer]
 Join = Callable[..., Any]
@@ -86,7 +87,8 @@ def test_rounds_are_delivered_only_once_released_and_the_last_release_ends_the_e
     make_peer: Make, join: Join
 ) -> None:
     peer = make_peer(lanes=2, microbatch=2, by_hand=True)
-    loader = join(peer, timeout=0.4)
+    loader = join(peer)
+    loader._limits = Limits(stalled=0.8, hungry=0.4)
     with pytest.raises(ZephonError, match="nothing has moved"):
         next(loader)
     peer.release(1)

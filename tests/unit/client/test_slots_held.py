@@ -89,7 +89,7 @@ def test_case_C11_keeping_batches_takes_no_descriptors(make_peer: Make, join: Jo
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         kept += [next(loader) for _ in range(300)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer where another test's are closed only now
 
 
 def test_a_slot_is_held_by_any_array_taken_out_of_its_batch_and_returned_after_the_last(

@@ -197,6 +197,7 @@ class World:
             json.dumps(self.plan.identity), self.plan.lanes, own, self.plan.microbatch_size, settings.drop_last,
             settings.even_ends, False, ["d"], engine.first_epoch,
             [[f.chunk, f.offset, f.records, f.skipped] for f in starts], [],
+            stands={lane: f.stands for lane, f in enumerate(starts) if f.stands is not None},
         )  # fmt: skip
 
     def step_rank(self, rank: Rank) -> bool:

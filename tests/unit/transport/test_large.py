@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -19,6 +20,7 @@ def test_a_run_with_large_states_of_its_work_source_starts_like_any_other(state)
     attached = Attached("{}", 4, [], 2, True, True, False, ["d"], 0, [[0, 0, 0, 0]] * 4, [])
     started = RunStarted(3, attached, "contiguous")
     attached.sources.update(dict.fromkeys(range(4), "s" * (state // 4)))
+    gc.collect()  # what earlier tests left to it
     before = set(os.listdir("/proc/self/fd"))
     send_large(left, started)
     ((payload, fds),) = right.receive()

@@ -139,7 +139,7 @@ def test_case_C11_ten_thousand_arrays_hold_no_descriptor(segment: Segment) -> No
     before = len(os.listdir("/proc/self/fd"))
     keeper = LeaseKeeper()
     arrays = [keeper.lease(segment.array, 0, 8, SlotKey(0, 0, index)) for index in range(10_000)]
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # fewer where another test's are closed only now
     assert keeper.held() == len(arrays)
 
 
