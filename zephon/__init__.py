@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from zephon.extras import needing
+
 __version__ = "0.1.0"
 
 _HOMES = {
@@ -37,13 +39,8 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'zephon' has no attribute {name!r}")
-    try:
+    with needing(f"zephon.{name}"):
         return getattr(import_module(home), name)
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.startswith("zephon"):
-            raise
-        text = f"zephon.{name} needs the package {error.name!r}: pip install '.[daemon]' in a clone of its repository"
-        raise ModuleNotFoundError(text, name=error.name) from error
 
 
 def __dir__() -> list[str]:

@@ -13,6 +13,7 @@ from zephon.custom_source import WorkSource
 from zephon.embedded import EmbeddedRun, EpochBatches
 from zephon.errors import RecipeError, RunFailed, SettingError
 from zephon.explain import explain
+from zephon.extras import needing
 from zephon.frontiers import Checkpoint, complete_checkpoint
 from zephon.lanes import check_step, check_topology, owned_lanes, rounds_of_step
 from zephon.plan import Plan, resolve
@@ -94,7 +95,8 @@ class Pipeline(Builder):
         With `stateful` it has `state_dict()` and `load_state_dict(state)`. `zephon.torch_dataset` says what an item
         has, and why more than one torch worker is refused (`SettingError`).
         """
-        from zephon.torch_dataset import StatefulTorchDataset, TorchDataset
+        with needing("to_torch_dataset"):
+            from zephon.torch_dataset import StatefulTorchDataset, TorchDataset
 
         return StatefulTorchDataset(self) if stateful else TorchDataset(self)
 

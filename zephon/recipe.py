@@ -20,6 +20,7 @@ from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING
 
 from zephon.errors import RecipeError, whence
+from zephon.extras import needing
 
 if TYPE_CHECKING:
     from zephon.pipeline import Pipeline
@@ -122,7 +123,8 @@ def load_recipe(recipe: str) -> Recipe:
     linecache.checkcache(path)
     try:
         if path.endswith(".toml"):
-            from zephon.toml_recipe import pipelines_of
+            with needing("a recipe in TOML"):
+                from zephon.toml_recipe import pipelines_of
 
             vars(module).update(pipelines_of(path, source, DEFAULT))
             return Recipe(path, module, chosen)

@@ -13,6 +13,7 @@ from importlib.metadata import entry_points
 from typing import Protocol
 
 from zephon.errors import SettingError
+from zephon.extras import needing
 from zephon.plan import Plan
 from zephon.validation import warnings_at_start
 from zephon.windows import AnyTask, Front, Outcome
@@ -94,5 +95,7 @@ def make_pool(name: str, front: Front, workers: int) -> Pool:
         found = list(entry_points(group="zephon.runners", name="process"))
         if not found:
             raise SettingError('runner="process" needs the node daemon\'s package, zephon_daemon, to be installed')
-        return found[0].load()(front, workers)  # type: ignore[no-any-return]
+        with needing('runner="process"'):
+            made = found[0].load()
+        return made(front, workers)  # type: ignore[no-any-return]
     raise SettingError(f"runner={name!r}: must be one of {', '.join(RUNNERS)}")

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from zephon.extras import needing
+
 Bytes = npt.NDArray[np.uint8]
 
 _PORTABLE, _READ_ONLY = 0x1, 0x8  # flags of cudaHostRegister
@@ -59,7 +61,8 @@ class Device(Protocol):
 
 def device_of(name: Any) -> Device | None:
     """The device to copy ahead to; None where there is no stream of copies: such devices get each field when asked."""
-    import torch
+    with needing(f"device={name!r}"):
+        import torch
 
     device = torch.device(name)
     return CudaDevice(device) if device.type == "cuda" and torch.cuda.is_available() else None

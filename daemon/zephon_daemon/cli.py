@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from zephon import __version__
 from zephon.errors import ZephonError
+from zephon.extras import how_to_install
 from zephon.words import many
 
 DONE, FAILED, USAGE, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 130
@@ -52,8 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if debug or error.name is None or error.name.startswith("zephon"):
             raise
-        hint = f"needs the package {error.name!r}: pip install '.[daemon]' in a clone of its repository"
-        print(f"zephon {arguments.name}: {hint}", file=sys.stderr)
+        package = error.name.partition(".")[0]
+        print(f"zephon {arguments.name}: needs the package {package!r}: {how_to_install(package)}", file=sys.stderr)
         return CANNOT_START
     except BrokenPipeError:  # a reader such as `head` has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

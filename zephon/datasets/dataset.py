@@ -19,6 +19,7 @@ from zephon.datasets.memory import InMemoryShard, MemorySource
 from zephon.datasets.shards import find_shards
 from zephon.datasets.source import Source
 from zephon.errors import SettingError
+from zephon.extras import needing
 
 if TYPE_CHECKING:
     from zephon.ops.base import Faults
@@ -45,10 +46,12 @@ class Dataset:
         drop_ignored("Dataset.from_path", ignored, ("name", "path", "fmt"))
         found = find_shards(name, path, fmt)
         if found.format == "parquet":
-            from zephon.datasets.parquet import Parquet
+            with needing("Dataset.from_path of Parquet"):
+                from zephon.datasets.parquet import Parquet
 
             return Dataset(name, Parquet(name, found.files, found.location))
-        from zephon.datasets.jsonl import JsonLines
+        with needing("Dataset.from_path of JSON lines"):
+            from zephon.datasets.jsonl import JsonLines
 
         return Dataset(name, JsonLines(name, found.files, found.location))
 

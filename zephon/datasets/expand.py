@@ -16,6 +16,7 @@ from zephon.datasets.cache_folder import Signature, entry_name, forget_older, wr
 from zephon.datasets.open_files import patiently
 from zephon.datasets.progress import Tally
 from zephon.errors import DatasetError
+from zephon.extras import needing
 
 _GZIP_PIECE = 1 << 20  # expanded bytes at a time
 _ZSTD_PIECE = 16 << 10  # compressed bytes at a time: a piece may expand a thousandfold
@@ -28,7 +29,8 @@ def expanded_path(folder: str, path: str, signature: Signature) -> str:
 
 def expand(path: str, target: str, compression: str, tally: Tally) -> None:
     """Writes the expanded copy. A damaged or cut archive is a `DatasetError` that names it."""
-    import zstandard
+    with needing("reading compressed JSON lines"):
+        import zstandard
 
     def attempt() -> None:
         with open(path, "rb") as packed:

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zephon.columns import AnyArray, IntArray
+from zephon.extras import needing
 from zephon.ops.chat_template import Rendered
 from zephon.ops.tokenizer_backend import Backend, Reference, load_backend
 from zephon.ops.tokenizer_source import JsonTokenizer, OwnTokenizer
@@ -69,7 +70,8 @@ class ByCharacters:
     name = Reference.name
 
     def __init__(self, source: JsonTokenizer) -> None:
-        from tokenizers import Tokenizer
+        with needing("tokenize_chat"):
+            from tokenizers import Tokenizer
 
         self._tokenizer: Any = Tokenizer.from_str(source.text)
 

@@ -20,6 +20,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from zephon.errors import SettingError
+from zephon.extras import needing
 from zephon.ops.conversations import Message
 
 CLOCK = "strftime_now"
@@ -56,7 +57,8 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> Any:
-        import jinja2
+        with needing("tokenize_chat"):
+            import jinja2
 
         try:
             return _environment(self._strftime).from_string(self.text)

@@ -22,6 +22,7 @@ import numpy as np
 
 from zephon.columns import AnyArray, IntArray
 from zephon.errors import TokenizerError
+from zephon.extras import needing
 from zephon.ops.tokenizer_source import JsonTokenizer, OwnTokenizer
 from zephon.permutations import mix
 
@@ -97,7 +98,8 @@ class Reference:
     name = "tokenizers"
 
     def __init__(self, source: JsonTokenizer, special_tokens: bool, limit: int | None) -> None:
-        from tokenizers import Tokenizer
+        with needing("tokenize"):
+            from tokenizers import Tokenizer
 
         try:
             self._tokenizer: Any = Tokenizer.from_str(source.text)
