@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 
 from zephon.budget import Budget
 from zephon.custom_source import CustomSource
 from zephon.engines import described_engines
+from zephon.first_rows import looked_at
 from zephon.lanes import check_topology, owned_lanes
 from zephon.ops.base import Operator
 from zephon.ops.pack_flat import PackFlat
@@ -17,6 +19,8 @@ from zephon.schedules import MixtureSchedule
 from zephon.transport.rings import ring_shape
 from zephon.words import many
 
+REPLAY = "a resume works through at most one window of each lane again, and delivers nothing twice"
+
 
 def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str:
     """What the run is: sources, stages and where they run, windows, and the lanes of each group."""
@@ -24,9 +28,10 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     lines = [f"run: seed {plan.seed}, {many(plan.lanes, 'lane')}, {_total(plan)}"]
     if isinstance(plan.source, CustomSource):
         lines.append(f"  work source {plan.source.name}, asked for chunks where the lanes are produced")
+    held, wrong = looked_at(plan)
     for dataset in plan.source.datasets:
         about = f"{many(dataset.total, 'row')} in {many(dataset.shard_count, 'shard')}{_weight(plan, dataset.name)}"
-        lines.append(f"  dataset {dataset.name}: {about}")
+        lines += [f"  dataset {dataset.name}: {about}", f"    fields of its first rows: {held[dataset.name]}"]
     lines += _schedule(plan)
     fields = "all fields" if plan.fields is None else ", ".join(sorted(plan.fields))
     lines.append(f"stages: read ({fields})")
@@ -36,8 +41,7 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
         lines.append(f"  {operator.name} [{_where(plan, operator)}] {said}")
     tail = "" if plan.settings.drop_last else ", last ones short"
     lines.append(f"  batch of {many(plan.microbatch_size, 'record')} of one lane{tail}")
-    length = f" of {many(plan.chunk_size, 'sample')}" if plan.chunk_size else ", each as long as the source makes it"
-    lines.append(f"windows: {many(plan.flush_every, 'chunk')}{length}; a resume repeats at most one window a lane")
+    lines.append(f"windows: {_windows(plan)}")
     lines.append(f"execution: runner {execution.runner}, workers {execution.max_workers or 'as many as cores'}")
     cores = len(os.sched_getaffinity(0))
     budget = Budget.of(None, execution.max_workers or cores)
@@ -47,8 +51,7 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     for group in range(groups):
         lines.append(f"  group {group} of {groups}: lanes {owned_lanes(plan.lanes, groups, group, strategy)}")
     lines.append(_ends(plan))
-    if warning:
-        lines.append(f"warning: {warning}")
+    lines += [f"warning: {text}" for text in ([warning] if warning else []) + wrong]
     return "\n".join(lines)
 
 
@@ -116,17 +119,58 @@ def _total(plan: Plan) -> str:
     return f"{many(plan.curriculum(0).total or 0, 'sample')} an epoch"
 
 
+def _samples(plan: Plan) -> dict[int, int] | None:
+    """The samples of each lane in an epoch; None if that is not known, or there is no end to them."""
+    if isinstance(plan.source, CustomSource):
+        return None
+    samples = {lane: plan.curriculum(0).lane_samples(lane) for lane in range(plan.lanes)}
+    return None if None in samples.values() else {lane: count or 0 for lane, count in samples.items()}
+
+
+def _windows(plan: Plan) -> str:
+    """How long windows are, and what a resume does again."""
+    if not plan.chunk_size:
+        return f"{many(plan.flush_every, 'chunk')}, each as long as the source makes it; {REPLAY}"
+    length = f"{many(plan.flush_every, 'chunk')} of {many(plan.chunk_size, 'sample')}"
+    samples = _samples(plan)
+    if samples is None or plan.flush_every == 1 or max(samples.values()) > plan.chunk_size * plan.flush_every:
+        return f"{length}; {REPLAY}"
+    most = max(samples.values())
+    return f"{length}, more than a lane has in an epoch ({most}), so each epoch is one window; {REPLAY}"
+
+
 def _ends(plan: Plan) -> str:
     if plan.ends(0) is False:
         return "ends: never"
+    how = "evenly on all ranks" if plan.settings.even_ends else "each rank with its own lanes"
     if isinstance(plan.source, CustomSource):
-        return "ends: evenly on all ranks, at a step known only when the source of a lane comes to its end"
-    totals = plan.lane_totals(0)
-    if totals is None:
-        return "ends: evenly on all ranks; operators change counts, so at a step known only when a lane runs out"
-    each = [total // plan.microbatch_size for total in totals.values()]
-    rounds = min(each) if plan.settings.drop_last else max(-(-t // plan.microbatch_size) for t in totals.values())
-    left = sum(totals.values()) - rounds * plan.microbatch_size * plan.lanes
-    out = plan.settings.drop_last and left > 0
-    rest = f", leaving out {many(left, 'record')} of the incomplete last round" if out else ""
-    return f"ends: after {many(rounds, 'round')} on every rank{rest}"
+        return f"ends: {how}, at a step known only when the source of a lane comes to its end"
+    samples = _samples(plan)
+    if plan.lane_totals(0) is not None and samples is not None:
+        return f"ends: {_rounds(plan, samples)}"
+    why = "operators change counts" if any(op.changes_counts for op in plan.operators) else "bad records are skipped"
+    about = "" if plan.packed or samples is None else f". With one record a sample: {_rounds(plan, samples)}"
+    return f"ends: {how}; {why}, so at a step known only when a lane runs out{about}"
+
+
+def _rounds(plan: Plan, totals: Mapping[int, int]) -> str:
+    """After how many rounds an epoch ends whose lanes have so many records, and what it leaves out."""
+    size, whole = plan.microbatch_size, sum(totals.values())
+    if not plan.settings.even_ends:
+        few, most = min(totals.values()), max(totals.values())
+        return f"each rank with its own lanes, which have {few} to {many(most, 'record')} each"
+    if not plan.settings.drop_last:
+        rounds = max(-(-total // size) for total in totals.values())
+        short = rounds * size * plan.lanes - whole
+        rest = f", batches of the last ones {many(short, 'record')} short in all" if short else ""
+        return f"after {many(rounds, 'round')} on every rank{rest}"
+    lane = min(totals, key=totals.__getitem__)
+    rounds = totals[lane] // size
+    if not rounds:
+        return (
+            f"before its first round, which takes {many(size, 'record')} of each lane: lane {lane} has {totals[lane]}. "
+            "Use fewer lanes, a smaller microbatch_size, or batch(..., drop_last=False)"
+        )
+    left = whole - rounds * size * plan.lanes
+    rest = f", leaving out {many(left, 'record')} of the incomplete last round" if left else ""
+    return f"after {many(rounds, 'round')} on every rank{rest}"

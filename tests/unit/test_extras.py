@@ -38,7 +38,7 @@ uses = {{
     "Dataset.from_path of JSON lines": lambda: Dataset.from_path("d", "a.jsonl"),
     "Dataset.from_path of Parquet": lambda: Dataset.from_path("d", "a.jsonl", fmt="parquet"),
     "tokenize": lambda: run(pipeline().tokenize(tokenizer_id="tokenizer.json", field="text", special_tokens="none")),
-    "tokenize_chat": lambda: run(pipeline().tokenize_chat(tokenizer_id="tokenizer.json", chat_template="{{{{ messages }}}}")),
+    "tokenize_chat": lambda: run(pipeline().tokenize_chat(tokenizer_id="tokenizer.json", chat_template="{{{{ 1 }}}}")),
     'runner="process"': lambda: run(pipeline().map_transform(dict).options(runner="process")),
     "to_torch_dataset": lambda: pipeline().batch(1).to_torch_dataset(),
     "device='cuda'": device,

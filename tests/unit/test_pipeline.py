@@ -285,6 +285,36 @@ def test_explain_says_stages_windows_lanes_and_ends():
     assert "after 3 rounds" in pipeline().batch(2).options(canonical_replicas=8).explain()
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (10, ["(3), so each epoch is one window", "With one record a sample: after 1 round on", "leaving out 2 records"]),
+        (1, ["(1), so each epoch is one window", "before its first round, which takes 2 records of each lane: lane"]),
+    ],
+)
+def test_explain_says_what_little_data_comes_to(rows, said):
+    made = Pipeline(StaticMixtureWorkSource([dataset("few", rows, 1)], None, seed=1)).map_transform(dict)
+    text = made.shuffle(4).batch(2).options(canonical_replicas=4).explain(dp_degree=1)
+    for words in said:
+        assert words in text
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 10, 23])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_explain_ends_where_the_run_ends(rows, drop_last):
+    source = StaticMixtureWorkSource([dataset("few", rows, 1)], None, seed=1)
+    made = Pipeline(source).batch(2, drop_last=drop_last).options(canonical_replicas=4)
+    text = made.explain(dp_degree=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        batches = list(made)
+    rounds = sum(batch.ends_round for batch in batches)
+    left = rows - sum(map(len, batches))
+    end = text.partition("ends: ")[2].splitlines()[0]
+    assert end.startswith(f"after {rounds} round" if rounds else "before its first round")
+    assert not rounds or not left or f"leaving out {left} record" in end
+
+
 def test_explain_counts_in_words_that_fit_the_number():
     source = StaticMixtureWorkSource([dataset("one", 1, 1)], MixtureSpec({"one": 1}))
     made = Pipeline(source).batch(1).options(canonical_replicas=1, flush_every_k_chunks=1)

@@ -160,6 +160,10 @@ class Operator(ABC):
     """Whether a record that comes out may be made from several samples."""
     users_code: bool = False
     """Whether it runs functions of a user's, which may not be what they should be."""
+    needs: tuple[str, ...] = ()
+    """Fields of which each record must have one, as far as the operator's settings say."""
+    keeps_fields: bool = True
+    """Whether records that come out have the fields of those that went in."""
     parallelism: int | None = None
     """Of a stateless operator behind a stateful one: on how many workers at once it runs; None: lane by lane, where
     lanes are produced. An execution setting, so no part of what `describe` says.

@@ -76,6 +76,8 @@ class EnsureMixture(Stateful):
         self.drain_target_ratio = float(drain_target_ratio)
         self.mixture = mixture if mixture is None or isinstance(mixture, MixtureSpec) else MixtureSpec(mixture)
         self.changes_counts, self.users_code = max_buffer_size is None, callable(weight_by)
+        if isinstance(weight_by, str) and weight_by not in ("auto", SAMPLES):
+            self.needs = (weight_by,)
 
     def describe(self) -> dict[str, Any]:
         described: dict[str, Any] = {

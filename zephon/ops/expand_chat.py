@@ -29,7 +29,7 @@ class ExpandChat(Stateless):
     def __init__(self, field: str = "messages") -> None:
         if type(field) is not str or not field:
             raise SettingError(f"expand_chat: field={field!r}: must be the name of the field that holds the messages")
-        self.field = field
+        self.field, self.needs = field, (field,)
 
     def describe(self) -> dict[str, Any]:
         return {"field": self.field}

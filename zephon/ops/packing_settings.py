@@ -12,6 +12,7 @@ from zephon.ops.base import Stateful
 from zephon.ops.bins import DEFAULT_BINS, BestFit, Bins, FirstFit, Rules
 from zephon.ops.candidates import BestFitCandidates, FirstFitCandidates
 from zephon.ops.homogeneity import HOMOGENEITIES, ByComponent, DomainGroups
+from zephon.ops.token_fields import AUTO
 
 if TYPE_CHECKING:
     from zephon.custom_source import CustomSource
@@ -42,6 +43,7 @@ class Packer(Stateful):
 
     changes_counts = True
     joins_samples = True
+    keeps_fields = False
     algorithms: tuple[str, ...] = ("first_fit", "best_fit", "wrap", "best_fit_wrap")
 
     def __init__(
@@ -86,6 +88,7 @@ class Packer(Stateful):
                 if algorithm == "wrap" and name != "num_bins":
                     raise SettingError(f"{self.name}: {name}: algorithm='wrap' has no bins; use 'best_fit'")
         self.algorithm, self.flush_strategy, self.tokens_field = algorithm, flush_strategy, tokens_field
+        self.needs = AUTO if tokens_field == "auto" else (tokens_field,)
         self.num_bins = DEFAULT_BINS if num_bins is None else num_bins
         self.max_sequences_per_bin, self.max_candidate_age = max_sequences_per_bin, max_candidate_age
         best = algorithm in ("best_fit", "best_fit_wrap")

@@ -70,6 +70,8 @@ class Tokenize(Stateless):
         self.split_long_samples = bool(split_long_samples)
         self.preserve_upstream_payload = bool(preserve_upstream_payload)
         self.changes_counts = self.split_long_samples or missing_field == "skip"
+        self.needs = (field,) if missing_field == "error" else ()
+        self.keeps_fields = self.preserve_upstream_payload
         self.tokenizer_source = find_tokenizer(tokenizer, tokenizer_id)
         given = {"bos": bos_token_id, "eos": eos_token_id}
         ids = {which: self._special_id(which, given[which]) for which in wanted}

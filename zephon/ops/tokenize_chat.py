@@ -67,6 +67,7 @@ class TokenizeChat(Stateless):
         self.field, self.tools_field, self.mask_field_out = field, tools_field, mask_field_out
         self.max_length, self.loss_scope = max_length, loss_scope
         self.preserve_upstream_payload = bool(preserve_upstream_payload)
+        self.needs, self.keeps_fields = (field,), self.preserve_upstream_payload
         self.chat_template_kwargs = _checked_kwargs(chat_template_kwargs)
         self.tokenizer_source = find_tokenizer(tokenizer, tokenizer_id, self.name)
         found = find_chat_templates(chat_template, tokenizer, tokenizer_id)
