@@ -20,6 +20,7 @@ from zephon.lane_windows import window_of
 from zephon.ops.base import Faults, Scope, Stateful, Stateless, WindowKey
 from zephon.plan import Plan
 from zephon.windows import pointers_of, tasks_of
+from zephon.words import many
 from zephon.work import StaticMixtureWorkSource
 
 BARREN_PASSES = 20
@@ -68,10 +69,11 @@ class Barren:
         return self._tried[lane], lane in self._ended
 
     def _fail(self, samples: int, skipped: int) -> None:
-        bad = f" {skipped} bad records were skipped in this lane alone." if skipped else ""
+        bad = f" {many(skipped, 'bad record was', 'bad records were')} skipped in this lane alone." if skipped else ""
         raise RunFailed(
-            f"0 of {samples} records passed {culprit(self.plan, self.epoch)}, so epoch {self.epoch} has no record."
-            f"{bad} Look for a filter that drops everything, a field that no record has, or a length that none fits."
+            f"0 of {many(samples, 'record')} passed {culprit(self.plan, self.epoch)}, so epoch {self.epoch} has no "
+            f"record.{bad} Look for a filter that drops everything, a field that no record has, or a length that none "
+            "fits."
         )
 
     def _every_row(self) -> int | None:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from zephon.columns import AnyArray, Block, Fixed, Objects
 from zephon.digests import column_digest, combined
 from zephon.training import to_torch, to_training
+from zephon.words import many
 
 Sample = tuple[str, int, int]
 """(dataset name, shard, row)"""
@@ -65,7 +66,8 @@ class Batch(Mapping[str, Any]):
     def __getitem__(self, field: str) -> Any:
         column = self.block.fields.get(field)
         if column is None:
-            raise KeyError(f"{field!r}; this batch of {len(self)} records has {', '.join(self.block.fields) or 'none'}")
+            names = ", ".join(self.block.fields) or "none"
+            raise KeyError(f"{field!r}; this batch of {many(len(self), 'record')} has {names}")
         if isinstance(column, Fixed):
             return self._tensor(field, column.values) if self.output == "torch" else column.values
         return column.values if isinstance(column, Objects) else column

@@ -7,6 +7,7 @@ It is an execution setting: where a lane is produced shows nowhere in the data.
 from __future__ import annotations
 
 from zephon.errors import SettingError
+from zephon.words import many
 
 MOST_ENGINES = 64
 WORKERS_AN_ENGINE = 16
@@ -34,5 +35,5 @@ def described_engines(workers: int, cores: int, groups: int) -> str:
     engines = automatic_engines(workers, cores)
     if engines == 1:
         return "1 engine (--engines; more from 32 workers on)"
-    used = f", of which {groups} groups use {min(groups, engines)}" if groups < engines else ""
-    return f"{engines} engines (--engines; one for every {WORKERS_AN_ENGINE} workers){used}"
+    used = f", of which {many(groups, 'group uses', 'groups use')} {min(groups, engines)}" if groups < engines else ""
+    return f"{many(engines, 'engine')} (--engines; one for every {WORKERS_AN_ENGINE} workers){used}"

@@ -24,6 +24,7 @@ from zephon.errors import SettingError
 from zephon.piecewise import NothingToDraw, PiecewiseProportions, Timeline, ideal_course
 from zephon.proportions import Apportioned, ChangingProportions, Proportions, integer_weights
 from zephon.schedules import later
+from zephon.words import many
 
 POLICIES = ("stop", "repeat")
 _UNIT = 2**20  # samples over which the shares of a schedule by fractions are integrated
@@ -164,8 +165,9 @@ class _Epoch:
                 total = max(total, proportions.first_total_with(i, self.rows[i] * self.rules.passes - had[i]))
             except ValueError as error:
                 raise SettingError(
-                    f"mixture: dataset {self.names[i]!r} never completes its {self.rules.passes} passes, since its "
-                    "weight becomes 0 before, so the epoch would never end. Set exhausted_policy or max_repeats."
+                    f"mixture: dataset {self.names[i]!r} never completes {many(self.rules.passes, 'pass', 'passes')}, "
+                    "since its weight becomes 0 before, so the epoch would never end. Set exhausted_policy or "
+                    "max_repeats."
                 ) from error
         return total
 

@@ -93,7 +93,7 @@ def _weight(plan: Plan, name: str) -> str:
     share = f", weight {weight:g}" if isinstance(weight, (int, float)) else ""
     if plan.estimates is not None and share:
         share += " by tokens"
-    return share if tokens is None else f"{share}, {tokens:g} tokens a sample"
+    return share if tokens is None else f"{share}, {tokens:g} token{'s' * (tokens != 1)} a sample"
 
 
 def _schedule(plan: Plan) -> list[str]:

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 from zephon.errors import CheckpointError
 from zephon.source_state import STATE_LIMIT, as_text, parse_state
+from zephon.words import many
 
 FORMAT = 1
 
@@ -180,7 +181,7 @@ def parse_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
     for key, entry in lanes.items():
         lane = _lane_number(key)
         if not 0 <= lane < replicas or lane in frontiers or not isinstance(entry, Mapping):
-            raise CheckpointError(f"malformed checkpoint: lane {_shown(key)} of {replicas} lanes")
+            raise CheckpointError(f"malformed checkpoint: lane {_shown(key)} of {many(replicas, 'lane')}")
         names = ("chunk", "offset", "records", "skipped")
         numbers = {n: _count(entry.get(n, 0 if n == "skipped" else None), f"lane {lane}: {n}") for n in names}
         stands = _count(entry["stands"], f"lane {lane}: stands") if "stands" in entry else None

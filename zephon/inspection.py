@@ -22,6 +22,7 @@ from zephon.plan import Plan
 from zephon.runners import InlinePool
 from zephon.types import SampleBatch
 from zephon.windows import Front
+from zephon.words import many
 
 TEXT_SHOWN, SAMPLES_SHOWN = 240, 6
 
@@ -36,7 +37,7 @@ def batches_of_step(plan: Plan, step: int, epoch: int = 0, checkpoint: Checkpoin
         size, counts = plan.microbatch_size, totals.values()
         steps = min(counts) // size if plan.settings.drop_last else -(-max(counts) // size)
         if step > steps:
-            raise SettingError(f"epoch {epoch} has {steps} steps, not {step}")
+            raise SettingError(f"epoch {epoch} has {many(steps, 'step')}, not {step}")
     starts = {lane: _start(plan, lane, epoch, records, checkpoint) for lane in range(plan.lanes)}
     try:
         found = _round(plan, epoch, starts, 1)
@@ -78,7 +79,7 @@ def _start(plan: Plan, lane: int, epoch: int, records: int, checkpoint: Checkpoi
 def described(plan: Plan, step: int, epoch: int, batches: list[SampleBatch]) -> Iterator[str]:
     """The step for people, line by line: of each record the samples that it was made from, and its text."""
     count = sum(map(len, batches))
-    yield f"step {step} of epoch {epoch}: {count} records of {len(batches)} lanes"
+    yield f"step {step} of epoch {epoch}: {many(count, 'record')} of {many(len(batches), 'lane')}"
     decode = _decoder(plan)
     for batch in batches:
         for number, record in enumerate(batch.records):
@@ -94,7 +95,7 @@ def _text(payload: dict[str, Any], decode: Callable[[list[int]], str] | None) ->
     tokens = next((payload[name] for name in AUTO if name in payload), None)
     if tokens is not None and decode is not None:
         used = int(payload.get("sequence_length", len(tokens)))
-        return f"{used} tokens: {_short(repr(decode([int(token) for token in tokens[:used]])))}"
+        return f"{many(used, 'token')}: {_short(repr(decode([int(token) for token in tokens[:used]])))}"
     return "\n".join(f"{name}: {_short(repr(value))}" for name, value in payload.items())
 
 

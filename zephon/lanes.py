@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from zephon.errors import CheckpointError, SettingError, TopologyError
+from zephon.words import many
 
 CONTIGUOUS, INTERLEAVED = "contiguous", "interleaved"
 
@@ -33,16 +34,16 @@ def check_topology(lanes: int, groups: int, group: int, strategy: str = CONTIGUO
         raise TopologyError(f"dp_group_id={group} with dp_degree={groups}: must be in 0..{groups - 1}")
     if groups > lanes:
         raise TopologyError(
-            f"dp_degree={groups} groups cannot share {lanes} lanes (canonical_replicas={lanes}): a group needs at "
-            f"least one lane. Use at most {lanes} groups, or start a new run with more canonical_replicas."
+            f"dp_degree={groups} groups cannot share {many(lanes, 'lane')} (canonical_replicas={lanes}): a group needs "
+            f"at least one lane. Use at most {many(lanes, 'group')}, or start a new run with more canonical_replicas."
         )
     if lanes % groups == 0:
         return None
     sizes = [len(owned_lanes(lanes, groups, g, strategy)) for g in range(groups)]
     larger = [g for g, size in enumerate(sizes) if size == max(sizes)]
     return (
-        f"{lanes} lanes do not split evenly over {groups} groups: groups {larger} own {max(sizes)} lanes, the others "
-        f"{min(sizes)}, so they do unequal work in each step. Choose a dp_degree that divides {lanes}."
+        f"{lanes} lanes do not split evenly over {groups} groups: groups {larger} own {many(max(sizes), 'lane')}, the "
+        f"others {min(sizes)}, so they do unequal work in each step. Choose a dp_degree that divides {lanes}."
     )
 
 
@@ -190,19 +191,20 @@ def epoch_end_report(
     last round is left out as a matter of course; more than that is said, as are an epoch without any round, and bad
     records.
     """
-    bad = f" {skipped} bad records were skipped." if skipped else ""
+    bad = f" {many(skipped, 'bad record was', 'bad records were')} skipped." if skipped else ""
     if not reached:
         return (
-            f"epoch {epoch} has no full round: {sum(known.values())} records on {len(known)} lanes, and a round takes "
-            f"{microbatch_size} from each of the run's {lanes} lanes.{bad} Use fewer lanes, a smaller microbatch_size, "
-            "or batch(..., drop_last=False)."
+            f"epoch {epoch} has no full round: {many(sum(known.values()), 'record')} on {many(len(known), 'lane')}, "
+            f"and a round takes {microbatch_size} from each of the run's {many(lanes, 'lane')}.{bad} Use fewer lanes, "
+            "a smaller microbatch_size, or batch(..., drop_last=False)."
         )
     left_out = sum(max(0, records - reached) for records in known.values())
     if left_out >= microbatch_size * lanes:
         return (
-            f"epoch {epoch} ended with at least {left_out} records left out, more than its incomplete last round: all "
-            f"lanes end with the shortest, at {reached} records, and the longest has {max(known.values())}.{bad} Use "
-            "fewer lanes or more data, or batch(..., drop_last=False) to deliver them in short batches."
+            f"epoch {epoch} ended with at least {many(left_out, 'record')} left out, more than its incomplete last "
+            f"round: all lanes end with the shortest, at {many(reached, 'record')}, and the longest has "
+            f"{max(known.values())}.{bad} Use fewer lanes or more data, or batch(..., drop_last=False) to deliver them "
+            "in short batches."
         )
     return f"epoch {epoch} ended:{bad}" if bad else None
 
@@ -212,8 +214,8 @@ def check_step(batches_per_step: int | None, lanes: Iterable[int]) -> None:
     owned = len(list(lanes))
     if batches_per_step is not None and (batches_per_step < 1 or batches_per_step % owned):
         raise TopologyError(
-            f"batches_per_step={batches_per_step}: this group owns {owned} lanes, so a step must be a positive "
-            f"multiple of {owned} batches to be whole rounds"
+            f"batches_per_step={batches_per_step}: this group owns {many(owned, 'lane')}, so a step must be a positive "
+            f"multiple of {many(owned, 'batch', 'batches')} to be whole rounds"
         )
 
 

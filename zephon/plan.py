@@ -24,6 +24,7 @@ from zephon.ops.map_batch import MapBatch
 from zephon.same_data import warn_of_same_data
 from zephon.schedules import MixtureSchedule, mixture_from
 from zephon.stages import LaterStage, cut_into_stages
+from zephon.words import many
 from zephon.work import Curriculum, MixtureChange, StaticMixtureWorkSource
 
 WINDOW_SAMPLES = 16384
@@ -232,8 +233,9 @@ def resolve(
     if not lanes:
         lanes = dp_degree
         warnings.warn(
-            f"canonical_replicas is not set: this run has {lanes} lanes, one for each data-parallel group, and can "
-            "never use more groups than that. Set options(canonical_replicas=...) to the largest number you may want.",
+            f"canonical_replicas is not set: this run has {many(lanes, 'lane')}, one for each data-parallel group, and "
+            "can never use more groups than that. Set options(canonical_replicas=...) to the largest number you may "
+            "want.",
             stacklevel=2,
         )
     chunk_size = 0 if isinstance(source, CustomSource) else _chunk_size(source, lanes, saved)

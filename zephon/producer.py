@@ -28,6 +28,7 @@ from zephon.plan import Plan
 from zephon.stretch import Stretch
 from zephon.token_counts import DrawnCounts
 from zephon.windows import TASK_SAMPLES, AnyTask, Outcome, Task, tasks_of
+from zephon.words import many
 
 
 @dataclass
@@ -357,16 +358,16 @@ class LaneProducer:
             return
         if self._barren >= BARREN_PASSES * sum(dataset.total for dataset in self.plan.source.datasets):
             droppers = [op.name for op in self.plan.operators if op.changes_counts]
-            bad = f" {self.skipped} bad records were skipped." if self.skipped else ""
+            bad = f" {many(self.skipped, 'bad record was', 'bad records were')} skipped." if self.skipped else ""
             end = "run is endless" if self.plan.ends(self.epoch) is False else "work source has not come to an end"
             raise RunFailed(
-                f"lane {self.lane}: 0 of {self._barren} records passed {' and '.join(droppers) or 'reading'}, and the "
-                f"{end}, so it would wait for ever.{bad} Look for a filter or a field that no record has."
+                f"lane {self.lane}: 0 of {many(self._barren, 'record')} passed {' and '.join(droppers) or 'reading'}, "
+                f"and the {end}, so it would wait for ever.{bad} Look for a filter or a field that no record has."
             )
 
     def _check_end(self) -> None:
         if self.stream.to_drop:
             raise CheckpointError(
-                f"lane {self.lane} ends {self.stream.to_drop} records before the place that the checkpoint names: the "
-                "data are not those it was taken with"
+                f"lane {self.lane} ends {many(self.stream.to_drop, 'record')} before the place that the checkpoint "
+                "names: the data are not those it was taken with"
             )

@@ -19,6 +19,7 @@ from zephon.columns import IntArray
 from zephon.custom_source import CustomSource, WorkChunk, interleaved, said
 from zephon.errors import CheckpointError, CheckpointMismatch, RunFailed
 from zephon.source_state import STATE_LIMIT, SourceState, as_text, parse_state, unlike_json
+from zephon.words import many
 
 
 class Pulled(NamedTuple):
@@ -163,7 +164,7 @@ class PulledChunks:
             text = f"shard {s} of dataset {name!r}, which has {self._shards[d]}, numbered from 0"
         else:
             name, count = self._source.datasets[d].name, self._source.datasets[d].counts[s]
-            text = f"row {r} of shard {s} of dataset {name!r}, which has {count} rows, numbered from 0"
+            text = f"row {r} of shard {s} of dataset {name!r}, which has {many(count, 'row')}, numbered from 0"
         raise RunFailed(self._where(f"it names {text}"))
 
     def _state(self) -> Any:

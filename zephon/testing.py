@@ -26,6 +26,7 @@ from zephon.runners import RUNNERS, Pool, make_pool
 from zephon.types import SampleBatch
 from zephon.verify import Fingerprint, differing_field, fingerprint
 from zephon.windows import TASK_SAMPLES, Front
+from zephon.words import many
 
 __all__ = ["assert_resumes_exactly"]
 
@@ -190,7 +191,7 @@ class _Check:
 
     def restored(self, number: int, state: str, degree: int, done: set[int]) -> None:
         """Restore a state on `degree` groups; `done` are the places of the batches that were delivered before it."""
-        where = self._where(f"restored after {len(done)} batches", degree)
+        where = self._where(f"restored after {many(len(done), 'batch', 'batches')}", degree)
         after = [batch for place, batch in enumerate(self.measure.stream) if place not in done][: self.follow]
         with _failing(where), self.recipe.groups(state, degree, self.runner, cuts=number + 1) as groups:
             loaded = groups.state()

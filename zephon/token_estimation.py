@@ -27,6 +27,7 @@ from zephon.ops.token_fields import AUTO
 from zephon.permutations import mix, permute
 from zephon.proportions import rounded_weights
 from zephon.token_counts import tokens_of_records
+from zephon.words import many
 
 if TYPE_CHECKING:
     from zephon.datasets import Dataset
@@ -98,8 +99,8 @@ class TokenEstimation:
         tokens = sum(counted(dataset, part, Faults(on_error, [dataset])) for part in _parts(chosen))
         if not tokens:
             raise SettingError(
-                f"token_estimation: none of the {len(chosen)} rows measured of dataset {dataset.name!r} becomes a "
-                'token. Is it the right field? Else raise calibration_samples, or give tokens a sample: primer={"'
+                f"token_estimation: none of the {many(len(chosen), 'row')} measured of dataset {dataset.name!r} "
+                'becomes a token. Is it the right field? Else raise calibration_samples, or give tokens a sample: primer={"'
                 f'{dataset.name}": …}}.'
             )
         return tokens / len(chosen)

@@ -36,6 +36,7 @@ from zephon.ops.map_batch import MapBatch
 from zephon.ops.records import block_of
 from zephon.plan import Plan
 from zephon.types import SampleRecord
+from zephon.words import many
 
 RECORDS = 16
 LOOKED_THROUGH = 1024
@@ -72,7 +73,8 @@ class ValidationReport:
         return not self.findings
 
     def __str__(self) -> str:
-        lines = [f"checked on {self.records} records: {', '.join(self.checked) or 'no operator runs code of yours'}"]
+        checked = ", ".join(self.checked) or "no operator runs code of yours"
+        lines = [f"checked on {many(self.records, 'record')}: {checked}"]
         lines += [f"not checked: {text}" for text in self.left_out]
         lines += [str(finding) for finding in self.findings]
         if self.checked and self.ok:
@@ -216,7 +218,7 @@ class _Check:
         holding = operator.accumulator(WindowKey(self._plan.seed, 0, self._lane, 0))
         out = Block.concat([*holding.push(block, self._faults()), *holding.flush(self._faults())])
         if isinstance(holding, GroupedAccumulator) and (left := holding.left_behind()):
-            self._find(operator, f"flush leaves {left} records behind: what it does not give out is lost")
+            self._find(operator, f"flush leaves {many(left, 'record')} behind: what it does not give out is lost")
         return out
 
     def _on_batches(self, operator: MapBatch, block: Block) -> list[Block]:
@@ -325,7 +327,7 @@ def _difference(one: list[Print], other: list[Print]) -> tuple[int, str] | None:
             names = [name for name, digest in {**dict(a), **dict(b)}.items() if dict(a).get(name) != dict(b).get(name)]
             return number, f"field {names[0]!r}" if names else "the fields"
     if len(one) != len(other):
-        return min(len(one), len(other)), f"{len(one)} records and then {len(other)}"
+        return min(len(one), len(other)), f"{many(len(one), 'record')} and then {len(other)}"
     return None
 
 

@@ -27,6 +27,7 @@ from zephon.plan import Plan
 from zephon.recipe import load_recipe
 from zephon.runners import InlinePool, Pool
 from zephon.windows import TASK_SAMPLES, Front
+from zephon.words import many
 
 TOPOLOGIES = (8, 4, 2, 1)
 STEPS = 32
@@ -90,7 +91,8 @@ class Report:
         return min(found, key=lambda d: (d.step, d.lane), default=None)
 
     def __str__(self) -> str:
-        lines = [f"{self.steps} global steps on {self.lanes} lanes, against an uninterrupted run with 1 group"]
+        compared = f"{many(self.steps, 'global step')} on {many(self.lanes, 'lane')}"
+        lines = [f"{compared}, against an uninterrupted run with 1 group"]
         lines += [f"{'groups':>8}  {'resumed on':>10}  {'steps':>5}  same"]
         for leg in self.legs:
             same = "yes" if leg.difference is None else f"no, from step {leg.difference.step}"
@@ -129,11 +131,13 @@ def verify(
     wanted = list(dict.fromkeys(TOPOLOGIES if dp is None else dp))
     plan = pipeline.plan(dp_degree=max(wanted))
     possible = [groups for groups in wanted if groups <= plan.lanes]
+    verb = "serves" if plan.lanes == 1 else "serve"
+    most = f"{many(plan.lanes, 'lane')} {verb} at most {many(plan.lanes, 'group')}"
     notes = [
-        f"dp {g} left out: {plan.lanes} lanes serve at most {plan.lanes} groups" for g in wanted if g not in possible
+        f"dp {g} left out: {most}" for g in wanted if g not in possible
     ]
     if not possible:
-        raise SettingError(f"verify: dp={wanted}: {plan.lanes} lanes serve at most {plan.lanes} groups")
+        raise SettingError(f"verify: dp={wanted}: {most}")
     strategy = pipeline.topology.mapping_strategy
     measure = _run(plan, 1, strategy, TASK_SIZES[0], None)
     expected: Steps = dict(_steps(plan, measure, steps or STEPS))
@@ -245,4 +249,4 @@ def _difference(
 
 
 def _where(groups: tuple[int, int]) -> str:
-    return f"with {groups[0]} groups resumed on {groups[1]}"
+    return f"with {many(groups[0], 'group')} resumed on {groups[1]}"

@@ -25,6 +25,7 @@ from zephon.exhaustion import Stretch, by_dataset, epoch_of, read_rules
 from zephon.proportions import LARGEST_TOTAL, integer_weights
 from zephon.schedules import Mixture, MixtureSchedule, MixtureSpec, mixture_from, timeline
 from zephon.token_estimation import TokenEstimation, token_estimation_from, weights_by_sample
+from zephon.words import many
 
 if TYPE_CHECKING:
     from zephon.datasets import Dataset
@@ -202,7 +203,7 @@ class StaticMixtureWorkSource:
         for name, counts in shards:
             if name in drawn and not counts.sum():
                 raise DatasetError(
-                    f"dataset {name!r} has no rows in its {len(counts)} shards but a weight in the mixture. "
+                    f"dataset {name!r} has no rows in its {many(len(counts), 'shard')} but a weight in the mixture. "
                     f"Check its path and files, set its weight to 0, or leave it out."
                 )
 

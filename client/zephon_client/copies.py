@@ -16,6 +16,7 @@ import numpy.typing as npt
 from zephon.errors import BatchesHeld
 from zephon.transport.headroom import BUDGET_SETTING
 from zephon.transport.rings import LeaseKeeper, SlotKey
+from zephon.words import many
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -38,8 +39,9 @@ class Copies:
         if self.limit and self._alive() + nbytes > self.limit:
             gc.collect()  # what is held by nobody but a cycle is not held
             if self._alive() + nbytes > self.limit:
+                held = many(len(self._sizes), "batch", "batches")
                 raise BatchesHeld(
-                    f"the training loop holds {len(self._sizes)} batches in private copies of {self.nbytes} bytes "
+                    f"the training loop holds {held} in private copies of {self.nbytes} bytes "
                     f"({self.nbytes / _MIB:.1f} MiB), and one of {nbytes} more would exceed this rank's part of the "
                     f"memory budget, {self.limit} bytes ({self.limit / _MIB:.1f} MiB). Let go of batches that are not "
                     f"needed any more (a list of them, a loss that keeps its graph), or raise {BUDGET_SETTING}."

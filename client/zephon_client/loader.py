@@ -33,6 +33,7 @@ from zephon.frontiers import Checkpoint, complete_checkpoint
 from zephon.lanes import check_step, rounds_of_step
 from zephon.transport import layout
 from zephon.transport.protocol import Attach, Attached, Progress, ProgressReport
+from zephon.words import many
 from zephon_client.absence import LOSSES, Absence
 from zephon_client.connection import Connection
 from zephon_client.copies import Copies, share_of_a_rank
@@ -486,10 +487,11 @@ class Loader(Iterator[Batch]):
         if "copies" not in self._warned:
             self._warned.add("copies")
             slots, lane = self._connection.feed.slots, ready.at.lane
+            held, ring = many(slots.held(lane), "batch", "batches"), many(slots.slots_of(ready.at), "slot")
             warnings.warn(
-                f"the training loop holds {slots.held(lane)} batches of lane {lane}, whose ring has "
-                f"{slots.slots_of(ready.at)} slots, so batches are delivered as private copies, which costs time and "
-                "memory. Let go of arrays that are no longer needed, or raise options(prefetch_batches=...).",
+                f"the training loop holds {held} of lane {lane}, whose ring has {ring}, so batches are delivered as "
+                "private copies, which costs time and memory. Let go of arrays that are no longer needed, or raise "
+                "options(prefetch_batches=...).",
                 stacklevel=4,
             )
 

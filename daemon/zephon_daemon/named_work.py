@@ -10,6 +10,7 @@ from zephon.columns import Block
 from zephon.plan import Plan
 from zephon.pointers import packed, unpacked
 from zephon.windows import AnyTask, StageTask, pointers_of
+from zephon.words import many
 from zephon_daemon.lane import Lane
 from zephon_daemon.scheduler import Work
 
@@ -30,10 +31,10 @@ def samples_of(plan: Plan, task: AnyTask) -> str:
         span[:] = min(span[0], row), max(span[1], row), span[2] + 1
     named = []
     for (dataset, shard), (low, high, count) in list(found.items())[:SHARDS_NAMED]:
-        rows = f"row {low}" if low == high else f"{count} rows from {low} to {high}"
+        rows = f"row {low}" if low == high else f"{many(count, 'row')} from {low} to {high}"
         named.append(f"{_shard(plan, dataset, shard)}, {rows}")
     more = len(found) - SHARDS_NAMED
-    return "; ".join(named) + (f"; and {more} more shards" if more > 0 else "")
+    return "; ".join(named) + (f"; and {many(more, 'more shard')}" if more > 0 else "")
 
 
 def batch_of(plan: Plan, lane: Lane, block: Block, records: int) -> str:
@@ -42,7 +43,7 @@ def batch_of(plan: Plan, lane: Lane, block: Block, records: int) -> str:
     if len(block.samples):
         dataset, shard, row = block.samples[0, :3].tolist()
         first = f"dataset {plan.dataset_names[dataset]!r}, shard {shard}, row {row}"
-        made = f", made from {len(block.samples)} samples, the first one {first},"
+        made = f", made from {many(len(block.samples), 'sample')}, the first one {first},"
     return f"the batch of records {lane.written} to {lane.written + records - 1} of lane {lane.number}{made}"
 
 

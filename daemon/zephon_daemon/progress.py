@@ -157,7 +157,7 @@ def text(report: Mapping[str, Any]) -> str:
             f"{'' if c.get('attached') else ', not attached yet'})"
             for c in clients
         )
-        lines.append(f"  {len(clients)} client{'s' * (len(clients) > 1)}: {names}")
+        lines.append(f"  {many(len(clients), 'client')}: {names}")
     else:
         lines.append("  no clients")
     lines += [f"  waits: {reason}" for reason in report.get("waiting") or []]
@@ -188,7 +188,7 @@ def _engines(engines: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = []
     for each in engines:
         busy = f", {each['busy']:.0%} busy" if "busy" in each else ""
-        lines.append(f"  engine {each['engine']}: {each['state']}, {each['workers']} workers{busy}")
+        lines.append(f"  engine {each['engine']}: {each['state']}, {many(each['workers'], 'worker')}{busy}")
     return lines
 
 
@@ -220,9 +220,9 @@ def _run(run: Mapping[str, Any], engines: Sequence[Mapping[str, Any]] = ()) -> l
     rounds = f"{done} of {many(of_epoch, 'round')}" if of_epoch is not None else many(done, "round")
     if steps > done:
         rounds += f" ({steps} since the run's beginning)"
-    lines = [f"{run.get('pipeline', 'pipeline')}: epoch {epoch}, {rounds}, {len(lanes)} lanes{speed}"]
+    lines = [f"{run.get('pipeline', 'pipeline')}: epoch {epoch}, {rounds}, {many(len(lanes), 'lane')}{speed}"]
     for number, count in (run.get("left_out") or {}).items():
-        lines.append(f"  epoch {number} leaves out {count} records, which fill no round")
+        lines.append(f"  epoch {number} leaves out {many(count, 'record')}, too few for a round")
     if run.get("mixture"):
         lines.append(f"  mixture: {json.dumps(run['mixture'])}")
     lines += _drawn(run.get("drawn") or {})
@@ -258,9 +258,9 @@ def _drawn(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
         return []
     lines = []
     for name, each in counts.items():
-        line = f"  drawn from {name}: {each.get('samples', 0)} samples ({each.get('samples', 0) / samples:.1%})"
+        line = f"  drawn from {name}: {many(each.get('samples', 0), 'sample')} ({each.get('samples', 0) / samples:.1%})"
         if tokens:
-            line += f", {each.get('tokens', 0)} tokens ({each.get('tokens', 0) / tokens:.1%})"
+            line += f", {many(each.get('tokens', 0), 'token')} ({each.get('tokens', 0) / tokens:.1%})"
         lines.append(line)
     return lines
 
@@ -275,11 +275,13 @@ def limit(lanes: Iterable[Mapping[str, Any]]) -> str:
     words = reason if common == "ranks" else common
     waited = longest.get("waits_seconds")
     seconds = "" if waited is None else f", lane {longest.get('lane', '?')} for {waited:.0f} s"
+    share, wait = f"{count} of {many(len(found), 'lane')}", "waits" if count == 1 else "wait"
     if common.startswith(_READY) or reason.startswith(_READY):
-        return f"training: {count} of {len(found)} lanes have batches ready and wait for {words}{seconds}"
+        ready = "has batches ready and waits" if count == 1 else "have batches ready and wait"
+        return f"training: {share} {ready} for {words}{seconds}"
     if common == "ranks" or "attach" in common:
-        return f"ranks: {count} of {len(found)} lanes wait for {words}{seconds}"
-    return f"data: {count} of {len(found)} lanes wait for {words}{seconds}"
+        return f"ranks: {share} {wait} for {words}{seconds}"
+    return f"data: {share} {wait} for {words}{seconds}"
 
 
 def _workers(report: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
@@ -289,7 +291,8 @@ def _workers(report: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:
         return []
     tasks = sum(worker.get("tasks", 0) for worker in workers)
     busy = sum(worker.get("busy_seconds", 0.0) for worker in workers)
-    return [f"{len(workers)} workers: {tasks} tasks, {busy:.1f} s at work, {died} died and were replaced"]
+    ended = many(died, "died and was", "died and were")
+    return [f"{many(len(workers), 'worker')}: {many(tasks, 'task')}, {busy:.1f} s at work, {ended} replaced"]
 
 
 def _find(socket: str | None) -> str:

@@ -31,6 +31,7 @@ from zephon.transport.protocol import Announced, BatchReady, LanesTold, LaneTota
 from zephon.transport.rings import ALONE, ALONE_AT_ONCE, LARGE_RING, RingWriter, Slot, ring_shape
 from zephon.transport.statement import Statement
 from zephon.windows import AnyTask, Outcome, samples_a_task
+from zephon.words import many
 from zephon_daemon.feeding import Feeding
 from zephon_daemon.gates import ENDLESS, Gate, Gates
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
@@ -261,7 +262,7 @@ class Run:
             return "its group to attach"
         missing = self.missing_readers(lane.group)
         if missing and not self._is_placed(lane.group):
-            return f"{missing} more rank{'s' if missing > 1 else ''} of group {lane.group} to attach"
+            return f"{many(missing, 'more rank')} of group {lane.group} to attach"
         if self._audience(lane, lane.stands + 1) is None:
             return "its ranks to begin the epoch"
         if lane.ring is not None and (not lane.ring.free or lane.ring.alone >= ALONE_AT_ONCE):

@@ -288,7 +288,7 @@ def test_explain_says_stages_windows_lanes_and_ends():
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        (10, ["(3), so each epoch is one window", "With one record a sample: after 1 round on", "leaving out 2 records"]),
+        (10, ["(3), so each epoch is one window", "sample: after 1 round on", "leaving out 2 records"]),
         (1, ["(1), so each epoch is one window", "before its first round, which takes 2 records of each lane: lane"]),
     ],
 )

@@ -22,6 +22,7 @@ from zephon.datasets.source import Piece, Source, digest_of
 from zephon.errors import DatasetError
 from zephon.ops.base import said
 from zephon.ops.sending import reduced_elsewhere
+from zephon.words import many
 
 
 class InMemoryShard:
@@ -38,7 +39,7 @@ class InMemoryShard:
         return len(self.rows)
 
     def __repr__(self) -> str:
-        return f"InMemoryShard({len(self.rows)} rows)"
+        return f"InMemoryShard({many(len(self.rows), 'row')})"
 
 
 class MemorySource(Source):

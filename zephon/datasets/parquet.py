@@ -30,6 +30,7 @@ from zephon.datasets.progress import Tally
 from zephon.datasets.shard_index import Entry, Scanner
 from zephon.datasets.source import FileSource, Piece
 from zephon.errors import DatasetError
+from zephon.words import many
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ def _rows_of_groups(path: str, metadata: pq.FileMetaData) -> list[int]:
     """The rows of each row group, which are all rows."""
     rows = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
-        raise damaged(path, f"its footer counts {metadata.num_rows} rows, and {sum(rows)} in row groups")
+        raise damaged(path, f"its footer counts {many(metadata.num_rows, 'row')}, and {sum(rows)} in row groups")
     return rows
 
 
@@ -254,7 +255,7 @@ class _Cursor:
             batch = next(self._batches, None) if self._rest is None else self._rest
             self._rest = None
             if batch is None:
-                raise pa.ArrowInvalid(f"a row group ends after {held} of {wanted} rows")
+                raise pa.ArrowInvalid(f"a row group ends after {held} of {many(wanted, 'row')}")
             if batch.num_rows > wanted - held:  # all cursors of a file get batches as long as its newest one asked for
                 batch, self._rest = batch.slice(0, wanted - held), batch.slice(wanted - held)
             parts.append(batch)

@@ -80,7 +80,8 @@ class Progress:
 
     def _write(self, end: str, last: bool = False) -> None:
         tally = self._tally
-        text = f"{tally.files:,}/{self._files:,} files, {_size(tally.bytes)} of {_size(self._bytes)}, {end}"
+        files = f"{tally.files:,}/{self._files:,} file{'s' * (self._files != 1)}"
+        text = f"{files}, {_size(tally.bytes)} of {_size(self._bytes)}, {end}"
         if self._bar:
             full = round(_BAR * self._share())
             text = f"\r\x1b[K{self._what} [{'#' * full}{'.' * (_BAR - full)}] {text}" + ("\n" if last else "")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from zephon.columns import Column, IntArray
 from zephon.datasets.shard_index import Scanner, Survey, survey
 from zephon.errors import DatasetError
+from zephon.words import many
 
 
 class Piece(NamedTuple):
@@ -74,7 +75,7 @@ class FileSource(Source):
                 found = survey(repr(self.name), self.files, self.scanner)
                 if not len(found.rows):
                     raise DatasetError(
-                        f"dataset {self.name!r}: {self.location} holds no row in {len(self.files)} file(s); "
+                        f"dataset {self.name!r}: {self.location} holds no row in {many(len(self.files), 'file')}; "
                         "check that the data was written there"
                     )
                 self._survey = found

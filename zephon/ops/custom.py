@@ -34,6 +34,7 @@ from zephon.ops.records import block_of, call, copied, records_of, tried, wrong_
 from zephon.ops.sending import sendable
 from zephon.randomness import Draws, begin_again, drawing
 from zephon.types import SampleRecord
+from zephon.words import many
 
 Records = list[SampleRecord]
 
@@ -358,8 +359,8 @@ def of_group(records: Sequence[SampleRecord], faults: Faults) -> str:
         return f"lane {lane_of(faults)}, an empty list"
     (name, shard, row), (last_name, last_shard, last_row) = (records[i].meta.sample_id for i in (0, -1))
     return (
-        f"lane {lane_of(faults)}, {len(records)} records, the first of dataset {name!r}, shard {shard}, row {row}, the "
-        f"last of dataset {last_name!r}, shard {last_shard}, row {last_row}"
+        f"lane {lane_of(faults)}, {many(len(records), 'record')}, the first of dataset {name!r}, shard {shard}, row "
+        f"{row}, the last of dataset {last_name!r}, shard {last_shard}, row {last_row}"
     )
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from zephon.columns import HIDDEN, MISSING, AnyArray, Block, Column, Fixed, IntArray, Objects, Ragged, spans
 from zephon.ops.base import Faults
+from zephon.words import many
 
 AUTO = ("input_ids", "tokens", "token_ids")
 LOSS_MASK = "loss_mask"
@@ -138,7 +139,7 @@ def _wrong(
     if mask is None:
         return f"field {LOSS_MASK!r}: expected a list of numbers, found {_described(given_mask)}"
     if len(mask) != len(tokens):
-        return f"field {LOSS_MASK!r}: {len(mask)} values for {len(tokens)} tokens in {name!r}"
+        return f"field {LOSS_MASK!r}: {many(len(mask), 'value')} for {many(len(tokens), 'token')} in {name!r}"
     return None
 
 

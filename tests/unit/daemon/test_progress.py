@@ -16,7 +16,7 @@ LANE = {
 @pytest.mark.parametrize(("reasons", "begins"), [
     (["the trainer", "the trainer", "workers"], "training: 2 of 3 lanes"),
     (["workers", "workers", "the trainer"], "data: 2 of 3 lanes"),
-    (["its group to attach"], "ranks: 1 of 1 lanes"),
+    (["its group to attach"], "ranks: 1 of 1 lane waits"),
     ([None, None], "data: 2 of 2 lanes wait for nothing"),
 ])  # fmt: skip
 def test_what_limits_a_run_is_what_most_lanes_wait_for(reasons: list[str | None], begins: str) -> None:
@@ -30,7 +30,7 @@ def test_what_limits_a_run_is_told_with_the_seconds_of_the_lane_that_waits_longe
     ]
     assert limit(lanes) == "data: 3 of 5 lanes wait for reading, lane 4 for 4 s"
     missing = [{"lane": 0, "cause": "ranks", "waits_for": "1 more rank of group 0 to attach", "waits_seconds": 9.4}]
-    assert limit(missing) == "ranks: 1 of 1 lanes wait for 1 more rank of group 0 to attach, lane 0 for 9 s"
+    assert limit(missing) == "ranks: 1 of 1 lane waits for 1 more rank of group 0 to attach, lane 0 for 9 s"
 
 
 def test_stalls_and_what_lanes_have_waited_for_are_shown() -> None:

@@ -33,7 +33,7 @@ def raising(error: BaseException) -> Any:
 def test_what_a_function_raises_is_an_error_of_its_record(error: BaseException) -> None:
     with pytest.raises(RecordError, match=f"row 15, lane 0: {type(error).__name__}"):
         list(mapping(raising(error)))
-    with pytest.warns(UserWarning, match="1 bad records were skipped"):
+    with pytest.warns(UserWarning, match="1 bad record was skipped"):
         assert len(list(mapping(raising(error)).options(on_error="skip"))) == 39
 
 
