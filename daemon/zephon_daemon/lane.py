@@ -14,7 +14,8 @@ Place = tuple[int, int]
 
 @dataclass
 class Reader:
-    """One client of a group. `places` is how far each lane was given to it, `stated` its own word for that.
+    """One client of a group. `places` is how far each lane was given to it, `came` what that was when it came, and
+    `stated` its own word for it.
 
     `rounds` are those of its epoch since the run's origin, `past` the records of each lane in all epochs before it.
     """
@@ -25,7 +26,12 @@ class Reader:
     rounds: int = 0
     past: int = 0
     places: dict[int, Place] = field(default_factory=dict)
+    came: dict[int, Place] = field(default_factory=dict)
     stated: Statement | None = None
+
+    def come(self, places: dict[int, Place]) -> None:
+        """It begins there."""
+        self.places, self.came = places, dict(places)
 
     @property
     def at_epoch(self) -> int:

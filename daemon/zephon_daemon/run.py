@@ -70,7 +70,7 @@ class Run:
         self._feeding = Feeding(plan, self.lanes, self.starts, self.first_epoch, self.task_samples)
         self.others = Others(plan)
         self._unplaced: set[int] = set()
-        self._came: set[int] = set()  # groups that were here once
+        self._came: set[int] = set()  # groups whose lanes were ever here for their ranks
         self._gates = Gates(plan, self.starts, self.first_epoch, self.owned)
         self._stand_ins = StandIns(plan, self._gates, self.others, self.readers, self.starts, self.first_epoch)
         self._wanted_epoch = self.first_epoch
@@ -86,16 +86,16 @@ class Run:
         reader = self.readers[client] = Reader(client, group, stated=statement)
         self.expected[group] = group_readers
         self._unplaced.add(group)
-        self._came.add(group)
         self._stand_ins.groups.discard(group)
         out: list[Instruction] = []
         if statement is None:
-            reader.places = {n: (self.first_epoch, self.starts[n].place) for n in self.owned[group]}
+            reader.come({n: (self.first_epoch, self.starts[n].place) for n in self.owned[group]})
             self._start_group(group)
+            self._came.add(group)
         else:
             if statement.stands.keys() != set(self.owned[group]):
                 raise ProtocolError(f"client {client} of group {group} states lanes {sorted(statement.stands)}")
-            reader.places = {n: (statement.at.epoch, stands) for n, stands in statement.stands.items()}
+            reader.come({n: (statement.at.epoch, stands) for n, stands in statement.stands.items()})
             reader.rounds = statement.rounds
             out += self._know(statement.totals, statement.released, group=group)
         return [*out, *self._history(client), *self._place(group)]
@@ -333,11 +333,13 @@ class Run:
         if group not in self._unplaced or not here or (self.missing_readers(group) and not without):
             return []
         self._unplaced.discard(group)
+        self._came.add(group)
         out: list[Instruction] = []
         for number in self.owned[group]:
             slowest = min(here, key=lambda reader: reader.places[number])
             lane, (epoch, stands) = self.lanes.get(number), slowest.places[number]
-            if lane is None or lane.place != (epoch, stands):
+            # Records are known of where a reader came; further on the lane has been for it, and gets there by itself.
+            if lane is None or lane.place != (epoch, stands) == slowest.came[number]:
                 start = slowest.stated.at.lanes[number] if slowest.stated is not None else self.starts[number]
                 producer = LaneProducer(self.plan, epoch, number, start, self.task_samples)
                 if lane is None:

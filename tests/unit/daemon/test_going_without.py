@@ -1,0 +1,90 @@
+"""After an engine's death ranks go on without others: some come late, behind or ahead, or die after all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tests.unit.daemon.test_run import lane_records, pipeline
+from tests.unit.daemon.test_simulated_deaths import Rank, World
+from zephon_daemon.run import Run
+
+
+def scene(dp: int, readers: int) -> World:
+    """Nobody knows beforehand how many records its lanes have."""
+    plan = pipeline(300, shuffle=0, drop=True, microbatch=1, drop_last=True).plan(dp_degree=dp)
+    return World(plan, dp, readers, 5, None)
+
+
+def come(world: World, rank: Rank, slots: int) -> Run:
+    """It is the first to come to an engine whose rings have so many slots."""
+    world.come(rank)
+    assert world.engine is not None
+    world.engine.slots = slots
+    return world.engine
+
+
+def read(world: World, ranks: Sequence[Rank], until: Callable[[], bool]) -> None:
+    """These ranks read, and give back what they have."""
+    for _ in range(2000):
+        if until():
+            return
+        world.assign()
+        if world.in_work:
+            world.work()
+        for rank in ranks:
+            if not until():
+                world.step_rank(rank)
+                if rank.held and rank.connected:
+                    world.hand_back(rank)
+    raise AssertionError(world.stuck())
+
+
+def rounds(*ranks: Rank) -> int:
+    return min(rank.run.rounds if rank.run is not None else 0 for rank in ranks)
+
+
+def check(world: World) -> None:
+    """Everybody had the records of each lane from its first one on."""
+    for rank in world.ranks:
+        for (epoch, lane), got in rank.got.items():
+            assert got == lane_records(world.plan, epoch, lane)[: len(got)]
+
+
+def test_a_lane_goes_on_for_one_who_has_had_some_of_it_whoever_comes_and_dies() -> None:
+    """One is furthest ahead of where it came, behind it another begins and dies, then a third comes from further on."""
+    world = scene(dp=1, readers=3)
+    ahead, behind, last = world.ranks
+    come(world, ahead, slots=5)
+    read(world, world.ranks, lambda: rounds(*world.ranks) == 2)
+    read(world, [last], lambda: rounds(last) == 6)
+    world.kill_engine()
+    engine = come(world, ahead, slots=1)
+    world.do(engine.go_without())
+    read(world, [ahead], lambda: rounds(ahead) == 4)
+    world.come(behind)
+    world.do(engine.go_without())
+    world.kill_rank(behind)
+    world.come(last)
+    read(world, [ahead, last], lambda: rounds(ahead, last) == 9)
+    check(world)
+
+
+def test_lanes_stand_in_for_a_group_of_which_one_came_and_died_before_the_other_that_waits_for_those_who_are_here() -> (
+    None
+):
+    world = scene(dp=2, readers=2)
+    *here, dies, waits = sorted(world.ranks, key=lambda rank: rank.group)
+    come(world, waits, slots=5)
+    read(world, world.ranks, lambda: rounds(*world.ranks) == 1)
+    known = max(rank.run.epoch.rounds for rank in (*here, dies) if rank.run is not None)
+    read(world, [waits], lambda: rounds(waits) > known)
+    for rank in (*here, dies):
+        rank.pipe.clear()  # what else it was told is lost with the engine
+    world.kill_engine()
+    engine = come(world, dies, slots=1)
+    world.kill_rank(dies)
+    for rank in here:
+        world.come(rank)
+    world.do(engine.go_without())
+    read(world, here, lambda: rounds(*here) > known)
+    check(world)
