@@ -100,8 +100,8 @@ class TokenEstimation:
         if not tokens:
             raise SettingError(
                 f"token_estimation: none of the {many(len(chosen), 'row')} measured of dataset {dataset.name!r} "
-                'becomes a token. Is it the right field? Else raise calibration_samples, or give tokens a sample: primer={"'
-                f'{dataset.name}": …}}.'
+                'becomes a token. Is it the right field? Else raise calibration_samples, or give tokens a sample: '
+                f'primer={{"{dataset.name}": …}}.'
             )
         return tokens / len(chosen)
 
