@@ -22,6 +22,7 @@ from zephon.lanes import RoundRobin, epoch_end_report, owned_lanes, released_rou
 from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.runners import Pool
+from zephon.skips import FirstReports, Skips, skips_in
 from zephon.types import SampleBatch
 from zephon.windows import TASK_SAMPLES, Outcome
 
@@ -33,8 +34,8 @@ _log = logging.getLogger("zephon.embedded")
 class LaneRun:
     """One lane from a frontier on, produced by a pool as far as it is asked for."""
 
-    def __init__(self, producer: LaneProducer, pool: Pool) -> None:
-        self.producer, self._pool = producer, pool
+    def __init__(self, producer: LaneProducer, pool: Pool, first: FirstReports) -> None:
+        self.producer, self._pool, self._first = producer, pool, first
         self._in_work: deque[tuple[int, Future[Outcome]]] = deque()
 
     @property
@@ -54,8 +55,7 @@ class LaneRun:
         outcome = future.result()
         self._in_work.popleft()
         self.producer.accept(number, outcome)
-        for report in self.producer.unsaid:
-            _log.warning("%s", report)
+        self._first.say([*outcome.reports, *self.producer.unsaid])
         self.producer.unsaid = []
 
     def drop(self) -> None:
@@ -77,8 +77,11 @@ class EmbeddedRun:
         strategy: str = "contiguous",
         checkpoint: Checkpoint | None = None,
         task_samples: int = TASK_SAMPLES,
+        tell: Callable[[str], object] = _log.warning,
     ) -> None:
+        """`tell` is told of bad records that are left out, of the first ones each."""
         self.plan, self.pool = plan, pool
+        self._first = FirstReports(tell)
         self.end: Callable[[], object] = pool.close
         """Ends what runs its tasks."""
         self.lanes = owned_lanes(plan.lanes, dp_degree, group, strategy)
@@ -104,10 +107,10 @@ class EmbeddedRun:
             self.plan.microbatch_size,
             {lane: self._starts[lane].stands for lane in self.lanes},
         )
-        self._runs = {
-            lane: LaneRun(LaneProducer(self.plan, epoch, lane, self._starts[lane], self._task_samples), self.pool)
-            for lane in self.lanes
-        }
+        self._runs = {}
+        for lane in self.lanes:
+            producer = LaneProducer(self.plan, epoch, lane, self._starts[lane], self._task_samples)
+            self._runs[lane] = LaneRun(producer, self.pool, self._first)
         unknown = self._totals is None and self.plan.settings.even_ends and not self._alone
         if unknown and self.plan.ends(epoch) is not False and not self._said_own_end:
             self._said_own_end = True
@@ -123,6 +126,11 @@ class EmbeddedRun:
     def steps(self) -> int:
         """Rounds delivered since the run's beginning."""
         return steps_done(self._past, self.turns.most, self.turns.rounds, self.plan.microbatch_size)
+
+    @property
+    def skips(self) -> Skips:
+        """Bad records left out in this epoch, of all windows that were produced, which go beyond what was delivered."""
+        return skips_in(run.producer.counters for run in self._runs.values())
 
     @property
     def _reached(self) -> int:
@@ -153,6 +161,7 @@ class EmbeddedRun:
                     strategy=strategy,
                     checkpoint=state,
                     task_samples=self._task_samples,
+                    tell=lambda _: None,
                 )
                 for group in range(degree)
                 if group != own

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from zephon.embedded import EmbeddedRun
 from zephon.errors import CheckpointError, SettingError
@@ -20,6 +20,7 @@ from zephon.ops.tokenize import Tokenize
 from zephon.ops.tokenize_chat import TokenizeChat
 from zephon.plan import Plan
 from zephon.runners import InlinePool
+from zephon.skips import Skips, in_words
 from zephon.types import SampleBatch
 from zephon.windows import Front
 from zephon.words import many
@@ -27,8 +28,17 @@ from zephon.words import many
 TEXT_SHOWN, SAMPLES_SHOWN = 240, 6
 
 
-def batches_of_step(plan: Plan, step: int, epoch: int = 0, checkpoint: Checkpoint | None = None) -> list[SampleBatch]:
-    """The batches of step `step` (from 1) of an epoch, one of each lane. SettingError if the epoch ends before it."""
+class Step(NamedTuple):
+    """What a global step holds: a batch of each lane, and the bad records left out on the way to it."""
+
+    batches: list[SampleBatch]
+    skips: Skips
+    reports: list[str]
+    """The first bad records, a line each."""
+
+
+def step_of(plan: Plan, step: int, epoch: int = 0, checkpoint: Checkpoint | None = None) -> Step:
+    """Step `step` (from 1) of an epoch. SettingError if the epoch ends before it."""
     if type(step) is not int or step < 1:
         raise SettingError(f"step={step!r}: must be a whole number from 1")
     records = (step - 1) * plan.microbatch_size
@@ -42,17 +52,24 @@ def batches_of_step(plan: Plan, step: int, epoch: int = 0, checkpoint: Checkpoin
     try:
         found = _round(plan, epoch, starts, 1)
     except CheckpointError:  # a lane has fewer records than the steps before this one take
-        found = []
+        found = Step([], {}, [])
         if not plan.settings.drop_last:  # in its last steps it has an empty batch, so this may be one of them
             found = _round(plan, epoch, {lane: Frontier() for lane in range(plan.lanes)}, step)
-    if not found:
+    if not found.batches:
         raise SettingError(f"epoch {epoch} ends before step {step}")
     return found
 
 
-def _round(plan: Plan, epoch: int, starts: dict[int, Frontier], number: int) -> list[SampleBatch]:
-    """The batches of round `number`, from 1, of a run that starts there; none if it ends before."""
-    run = EmbeddedRun(plan, InlinePool(Front(plan)), checkpoint=Checkpoint(plan.identity, epoch, starts))
+def batches_of_step(plan: Plan, step: int, epoch: int = 0, checkpoint: Checkpoint | None = None) -> list[SampleBatch]:
+    """The batches of a step, one of each lane, as `step_of` finds them."""
+    return step_of(plan, step, epoch, checkpoint).batches
+
+
+def _round(plan: Plan, epoch: int, starts: dict[int, Frontier], number: int) -> Step:
+    """Round `number`, from 1, of a run that starts there; no batches if it ends before."""
+    reports: list[str] = []
+    origin = Checkpoint(plan.identity, epoch, starts)
+    run = EmbeddedRun(plan, InlinePool(Front(plan)), checkpoint=origin, tell=reports.append)
     found: list[SampleBatch] = []
     while number and (batch := run.next_batch()) is not None:
         found.append(batch)
@@ -60,7 +77,8 @@ def _round(plan: Plan, epoch: int, starts: dict[int, Frontier], number: int) -> 
             number -= 1
             if number:
                 found.clear()
-    return found if number <= 1 else []  # without even ends the last one may be without some lanes
+    whole = found if number <= 1 else []  # without even ends the last one may be without some lanes
+    return Step(whole, run.skips, reports)
 
 
 def _start(plan: Plan, lane: int, epoch: int, records: int, checkpoint: Checkpoint | None) -> Frontier:
@@ -89,6 +107,13 @@ def described(plan: Plan, step: int, epoch: int, batches: list[SampleBatch]) -> 
             where = ", ".join(f"{name}:{shard}:{row}" for name, shard, row in samples[:SAMPLES_SHOWN])
             yield f"lane {batch.lane}, record {batch.first_record + number}: {where}{more}"
             yield textwrap.indent(_text(record.payload, decode), "    ")
+
+
+def left_out(found: Step) -> Iterator[str]:
+    """The bad records for people, if there are any, line by line."""
+    if found.skips:
+        yield f"bad records left out in the windows that these come from: {in_words(found.skips)}"
+        yield from (textwrap.indent(report, "    ") for report in found.reports)
 
 
 def _text(payload: dict[str, Any], decode: Callable[[list[int]], str] | None) -> str:

@@ -40,6 +40,9 @@ class _OpenWindow:
     skipped: int = 0
 
 
+REPORTS_KEPT = 1000
+
+
 class LaneProducer:
     """A lane of one epoch, from a frontier on."""
 
@@ -51,7 +54,7 @@ class LaneProducer:
         self.skipped = start.skipped
         self.samples = 0
         self.drawn = DrawnCounts(len(plan.source.datasets))
-        self.reports: list[str] = []
+        self.reports: deque[str] = deque(maxlen=REPORTS_KEPT)
         self.unsaid: list[str] = []
         """Of the reports, those that came of no task (of accumulators, of functions on batches): for the log."""
         self._task_samples = task_samples

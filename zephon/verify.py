@@ -26,6 +26,7 @@ from zephon.pipeline import Pipeline
 from zephon.plan import Plan
 from zephon.recipe import load_recipe
 from zephon.runners import InlinePool, Pool
+from zephon.skips import Skips, add_skips, in_words
 from zephon.windows import TASK_SAMPLES, Front
 from zephon.words import many
 
@@ -80,6 +81,8 @@ class Report:
     steps: int
     legs: tuple[Leg, ...]
     notes: tuple[str, ...] = field(default=())
+    skips: Skips = field(default_factory=dict)
+    """Bad records that the uninterrupted run left out, by dataset and operator, in the windows that it produced."""
 
     @property
     def ok(self) -> bool:
@@ -98,6 +101,8 @@ class Report:
             same = "yes" if leg.difference is None else f"no, from step {leg.difference.step}"
             lines.append(f"{leg.groups[0]:>8}  {leg.groups[1]:>10}  {leg.steps:>5}  {same}")
         lines += [f"note: {note}" for note in self.notes]
+        if self.skips:
+            lines.append(f"bad records left out in these steps' windows: {in_words(self.skips)}")
         lines.append("every global step is the same" if self.difference is None else self.difference.text)
         return "\n".join(lines)
 
@@ -146,12 +151,15 @@ def verify(
         raise SettingError("verify: the run has no full step to compare; use fewer lanes or a smaller microbatch_size")
     if isinstance(plan.source, CustomSource) or any(op.users_code or op in plan.on_batches for op in plan.operators):
         time.sleep(COARSE_CLOCK_S)
+    skips: Skips = {}
+    for run in measure:
+        add_skips(skips, run.skips)
     legs = []
     for number, groups in enumerate(possible):
         then = possible[(number + 1) % len(possible)]
         size = TASK_SIZES[(number + 1) % len(TASK_SIZES)]
         legs.append(_leg(plan, strategy, (groups, then), size, count, expected))
-    return Report(plan.lanes, count, tuple(legs), tuple(notes))
+    return Report(plan.lanes, count, tuple(legs), tuple(notes), skips)
 
 
 def main(recipe: str, dp: list[int] | None = None, steps: int | None = None) -> int:
@@ -205,6 +213,7 @@ def _run(plan: Plan, dp: int, strategy: str, task_samples: int, state: dict[str,
                 strategy=strategy,
                 checkpoint=checkpoint,
                 task_samples=task_samples,
+                tell=lambda _: None,
             )
             for group in range(dp)
         ]

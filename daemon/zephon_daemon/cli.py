@@ -232,6 +232,8 @@ def _checkpoint(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> in
     print(f"epoch {checkpoint.epoch}, {many(lanes, 'lane')}, {state}")
     earlier = f"; {checkpoint.past} a lane in earlier epochs" if checkpoint.past else ""
     print(f"delivered: {many(sum(records), 'record')}, {min(records)} to {max(records)} a lane{earlier}")
+    if bad := sum(frontier.skipped for frontier in checkpoint.lanes.values()):
+        print(f"left out up to these windows: {many(bad, 'bad record')}")
     for dataset in checkpoint.identity.get("datasets") or []:
         if isinstance(dataset, dict):
             rows, shards = many(dataset.get("rows", 0), "row"), many(dataset.get("shards", 0), "shard")
@@ -251,13 +253,14 @@ def _demo(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
 def _inspect(_: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     from zephon.checkpoints import load_checkpoint
     from zephon.frontiers import complete_checkpoint
-    from zephon.inspection import batches_of_step, described
+    from zephon.inspection import described, left_out, step_of
     from zephon.recipe import load_recipe
 
     checkpoint = complete_checkpoint(load_checkpoint(arguments.checkpoint)) if arguments.checkpoint else None
     plan = load_recipe(arguments.recipe).pipeline().plan(checkpoint=checkpoint)
     epoch = arguments.epoch if arguments.epoch is not None else checkpoint.epoch if checkpoint else 0
-    for line in described(plan, arguments.step, epoch, batches_of_step(plan, arguments.step, epoch, checkpoint)):
+    found = step_of(plan, arguments.step, epoch, checkpoint)
+    for line in (*described(plan, arguments.step, epoch, found.batches), *left_out(found)):
         print(line)
     return DONE
 

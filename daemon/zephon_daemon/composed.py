@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zephon.skips import Skips, add_skips
+
 LANES_REPORTED = 128
 """Lanes of all runs in one report, which has to fit a message."""
 
@@ -69,8 +71,10 @@ def _run(parts: list[dict[str, Any]]) -> dict[str, Any]:
     readers = [reader for part in parts for reader in part["readers"]]
     waited: Counter[str] = Counter()
     drawn: dict[str, Counter[str]] = {}
+    skips: Skips = {}
     for part in parts:
         waited.update(part["waited"])
+        add_skips(skips, part.get("skips", {}))
         for name, counts in part["drawn"].items():
             drawn.setdefault(name, Counter()).update(counts)
     return {
@@ -80,6 +84,7 @@ def _run(parts: list[dict[str, Any]]) -> dict[str, Any]:
         "lanes": sorted((lane for part in parts for lane in part["lanes"]), key=lambda lane: lane["lane"]),
         "lanes_left_out": sum(part.get("lanes_left_out", 0) for part in parts),
         "drawn": {name: dict(counts) for name, counts in drawn.items()},
+        "skips": skips,
         "readers": readers,
         "rings_bytes": sum(part["rings_bytes"] for part in parts),
         "failed": next((part["failed"] for part in parts if part["failed"]), None),

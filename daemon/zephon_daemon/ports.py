@@ -14,6 +14,7 @@ from zephon.budget import Budget
 from zephon.errors import ZephonError
 from zephon.pipeline import Pipeline
 from zephon.runners import Pool
+from zephon.skips import FirstReports
 from zephon.transport import protocol as p
 from zephon.transport import worker_protocol as w
 from zephon.transport.channels import Channel
@@ -31,7 +32,6 @@ from zephon_daemon.stalls import Oversight
 from zephon_daemon.waits import Waits
 
 STALL_TEXT = 2000
-REPORTS_LOGGED = 20
 GO_WITHOUT_SECONDS = 1.0
 """How long ranks that came back to a run wait for the others, whom the daemon's or the engine's start kept as long."""
 _log = logging.getLogger("zephon.engine")
@@ -49,7 +49,8 @@ class LiveRun:
     pool: Pool | None = None
     stage: int | None = None
     failed: p.Failed | None = None
-    reported: int = 0
+    first: FirstReports = field(default_factory=lambda: FirstReports(_log.warning))
+    """Reports for the log."""
     through: str = ""
     """The operators that run in the engine, for the black box."""
     careful: bool = False
@@ -92,10 +93,7 @@ class LiveRun:
     def say(self, reports: Sequence[str], errors: deque[str]) -> None:
         """Reports into `errors`, and the first ones into the log."""
         errors.extend(reports)
-        for report in reports[: max(0, REPORTS_LOGGED - self.reported)]:
-            self.reported += 1
-            more = "; further ones are only counted" if self.reported == REPORTS_LOGGED else ""
-            _log.warning("%s%s", report, more)
+        self.first.say(reports)
 
     def alive(self, lane: int, working: bool, scheduler: Scheduler, oversight: Oversight) -> p.Alive:
         """A sign of life for a client that waits for a lane."""

@@ -15,6 +15,7 @@ import zmq
 
 from zephon import errors
 from zephon.errors import DaemonUnavailable, ZephonError
+from zephon.skips import in_words
 from zephon.transport.channels import answers
 from zephon.transport.endpoints import control_path, running_daemons
 from zephon.transport.messages import decode, encode
@@ -239,6 +240,8 @@ def _run(run: Mapping[str, Any], engines: Sequence[Mapping[str, Any]] = ()) -> l
         counters.update(lane.get("counters") or {})
     if counters:
         lines.append("  operators: " + ", ".join(f"{name} {count}" for name, count in sorted(counters.items())))
+    if run.get("skips"):
+        lines.append(f"  bad records left out: {in_words(run['skips'])}")
     if run.get("failed"):
         lines.append(f"  failed: {run['failed']}")
     elif lanes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from zephon.skips import skips_in, without_skips
 from zephon_daemon.composed import slowest
 from zephon_daemon.run import Run
 
@@ -27,6 +28,7 @@ def drawn(run: Run) -> dict[str, dict[str, int]]:
 
 def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dict[str, Any]:
     """One run, lane by lane, as plain data."""
+    counters = {lane.number: lane.producer.counters for lane in run.lanes.values()}
     lanes = [
         {
             "lane": lane.number,
@@ -41,7 +43,7 @@ def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dic
             "ring_free": lane.ring.free if lane.ring is not None else 0,
             "ring_slots": lane.ring.generation.slots if lane.ring is not None else 0,
             "waits_for": run.waits_for(lane.number),
-            "counters": lane.producer.counters,
+            "counters": without_skips(counters[lane.number]),
         }
         for lane in run.lanes.values()
     ]
@@ -57,6 +59,7 @@ def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dic
         "left_out": {str(epoch): records for epoch, records in run.left_out().items() if records},
         "lanes": lanes,
         "mixture": run.plan.identity["mixture"],
+        "skips": skips_in(counters.values()),
         "drawn": drawn(run),
         "readers": readers,
         "rings_bytes": rings_bytes,

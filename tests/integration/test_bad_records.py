@@ -11,6 +11,7 @@ from tests.corpora import COUNT
 from tests.running import Daemon, Ranks, write_recipe
 from zephon.errors import RecordError
 from zephon.recipe import load_recipe
+from zephon_daemon.progress import text
 
 RECIPE = """
 def rows(**options):
@@ -71,6 +72,8 @@ def test_case_E1_a_broken_line_is_skipped_and_counted_also_over_a_stop(runtime_f
             assert sorted(i for rank in range(2) for i in ranks.ids(rank)) == [i for i in range(1000) if i != 500]
             report = daemon.report()["engine"]
             assert sum(lane["skipped"] for run in report["runs"] for lane in run["lanes"]) == 1
+            assert [run["skips"] for run in report["runs"]] == [{"d": {"read": 1}}]
+            assert "bad records left out: d: 1 in read" in text(daemon.report())
             assert sum("line 501" in text for text in report["errors"]) == 1
         with Ranks(daemon.socket, 2, pipeline="skips") as ranks:
             ranks.rounds(120)

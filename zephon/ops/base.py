@@ -20,6 +20,7 @@ import numpy as np
 
 from zephon.columns import Block, IntArray
 from zephon.errors import RecordError
+from zephon.skips import counter_of
 
 if TYPE_CHECKING:
     from zephon.custom_source import CustomSource
@@ -86,6 +87,7 @@ class Faults:
         if self.on_error != "skip":
             raise error from (cause if isinstance(cause, BaseException) else None)
         self.skipped += 1
+        self.count(counter_of(error.dataset, error.operator), 1)
         self.reports.append(
             f"skipped: {error.operator}: {error.dataset!r}, {error.shard}, row {error.row}: {error.cause}"
         )
