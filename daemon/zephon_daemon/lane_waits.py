@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from zephon_daemon.report import own_lanes
 from zephon_daemon.run import Run
 from zephon_daemon.scheduler import Scheduler
 from zephon_daemon.stalls import Oversight
@@ -25,14 +26,14 @@ class LaneWait:
 
 
 def lane_waits(number: int, run: Run, scheduler: Scheduler, oversight: Oversight) -> dict[int, LaneWait]:
-    """The waits of all lanes of run `number`."""
+    """The waits of this engine's lanes of run `number`."""
     hands = {
         (work.run, work.task.lane, work.number): (worker, at.oldest is not None and at.oldest[1] is work)
         for worker, at in scheduler.workers.items()
         for work in at.tasks.values()
     }
     found = {}
-    for lane in run.lanes.values():
+    for lane in own_lanes(run):
         cause = reason = run.waits_for(lane.number)
         moved = lane.epoch, lane.written, lane.producer.pushed
         if reason == "workers":

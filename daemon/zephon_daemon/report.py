@@ -6,9 +6,15 @@ from typing import Any
 
 from zephon.skips import skips_in, without_skips
 from zephon_daemon.composed import slowest
+from zephon_daemon.lane import Lane
 from zephon_daemon.run import Run
 
 DATASETS_REPORTED = 256
+
+
+def own_lanes(run: Run) -> list[Lane]:
+    """Those of a run that are this engine's: not those that stood in here for ranks which read from another one now."""
+    return [lane for lane in run.lanes.values() if lane.group not in run.others.groups]
 
 
 def drawn(run: Run) -> dict[str, dict[str, int]]:
@@ -16,7 +22,7 @@ def drawn(run: Run) -> dict[str, dict[str, int]]:
 
     As they come out of reading and the leading stateless operators, before packing; replayed ones included.
     """
-    counts = [lane.producer.drawn for lane in run.lanes.values()]
+    counts = [lane.producer.drawn for lane in own_lanes(run)]
     return {
         name: {
             "samples": sum(int(each.samples[number]) for each in counts),
@@ -45,7 +51,7 @@ def run_report(name: str, run: Run, rings_bytes: int, failed: str | None) -> dic
             "waits_for": run.waits_for(lane.number),
             "counters": without_skips(counters[lane.number]),
         }
-        for lane in run.lanes.values()
+        for lane in own_lanes(run)
     ]
     readers = []
     for reader in run.readers.values():

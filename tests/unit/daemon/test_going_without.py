@@ -6,7 +6,11 @@ from collections.abc import Callable, Sequence
 
 from tests.unit.daemon.test_run import lane_records, pipeline
 from tests.unit.daemon.test_simulated_deaths import Rank, World
+from zephon_daemon.lane_waits import lane_waits
+from zephon_daemon.report import run_report
 from zephon_daemon.run import Run
+from zephon_daemon.stalls import Oversight
+from zephon_daemon.watchdog import Patience
 
 
 def scene(dp: int, readers: int) -> World:
@@ -88,3 +92,21 @@ def test_lanes_stand_in_for_a_group_of_which_one_came_and_died_before_the_other_
     world.do(engine.go_without())
     read(world, here, lambda: rounds(*here) > known)
     check(world)
+
+
+def test_lanes_that_stood_in_for_ranks_which_read_from_another_engine_now_are_no_more_reported() -> None:
+    world = scene(dp=2, readers=1)
+    here, _ = world.ranks
+    read(world, world.ranks, lambda: rounds(*world.ranks) == 1)
+    world.kill_engine()
+    engine = come(world, here, slots=1)
+    world.do(engine.go_without())
+
+    def reported() -> list[int]:
+        return [lane["lane"] for lane in run_report("pipeline", engine, 0, None)["lanes"]]
+
+    assert reported() == [0, 1, 2, 3, 4, 5]
+    engine.read_there([1])
+    assert reported() == [0, 1, 2]
+    oversight = Oversight(Patience(10.0, 100.0), world.scheduler, lambda _: world.plan, lambda: 0.0)
+    assert set(lane_waits(0, engine, world.scheduler, oversight)) == {0, 1, 2}
