@@ -318,6 +318,8 @@ class World:
                 rank.pipe.clear()
                 rank.run.forget_undelivered()  # type: ignore[union-attr]
                 choices = [(lambda _: not self.do(self.engine.leave(rank.client)), None)]  # type: ignore[union-attr,func-returns-value]
+        if self.engine is not None and self.random.random() < 0.004:  # seconds pass, in whatever state
+            self.do(self.engine.go_without())
         self.random.shuffle(choices)
         return any(act(whom) for act, whom in choices)
 
@@ -370,7 +372,7 @@ def expected(plan: Plan, epoch: int, lanes: list[int], starts: dict[int, int], m
 @given(
     seed=st.integers(0, 10**9),
     dp=st.sampled_from([1, 2, 3]),
-    readers=st.sampled_from([1, 1, 2]),
+    readers=st.sampled_from([1, 1, 2, 3]),
     rows=st.integers(2, 90),
     shuffle=st.sampled_from([0, 5]),
     drop=st.booleans(),

@@ -119,6 +119,8 @@ class Node:
                 return
             if self.random.random() < 0.01:
                 self.die()
+            if self.random.random() < 0.003:
+                self.go_without()
             for idle in range(200):
                 moved = self.random.random() < 0.5 and self.pass_on()
                 self.random.shuffle(worlds)
