@@ -57,8 +57,7 @@ class Batch(Mapping[str, Any]):
         self.ends_round = ends_round
         """Whether this rank has now had one batch from each of its lanes."""
         self.dataset_names = tuple(dataset_names)
-        self.packed = packed or block.sample_offsets is not None
-        """Whether `samples` holds a list for each record, as in a pipeline that makes one record from several."""
+        self._packed = packed
         self.output = output
         self._digests: dict[str, bytes] = {}
         self._tensors: dict[str, Any] = {}  # private copies alone, so that a change in place is seen again
@@ -105,6 +104,11 @@ class Batch(Mapping[str, Any]):
             f"{type(self).__name__}(lane {self.lane}, records {self.first_record} to {self.first_record + len(self)}"
             f"{', ends the round' if self.ends_round else ''}: {', '.join(self.block.fields)})"
         )
+
+    @property
+    def packed(self) -> bool:
+        """Whether `samples` holds a list for each record, as in a pipeline that makes one record from several."""
+        return self._packed or self.block.sample_offsets is not None
 
     @property
     def digest(self) -> str:

@@ -171,7 +171,7 @@ class EmbeddedRun:
     def next_batch(self) -> SampleBatch | None:
         """The next batch, or None at the end of the epoch. After an error every further call raises it again."""
         lane = self._guarded(self._next_lane)
-        return None if lane is None else self._guarded(lambda: self._take(lane))
+        return None if lane is None else self._guarded(self._take)
 
     def end_epoch(self) -> None:
         """Go on to the next epoch."""
@@ -202,20 +202,21 @@ class EmbeddedRun:
     def _next_lane(self) -> int | None:
         """The lane of the next batch; None at the epoch's end."""
         while True:
-            lane = self.turns.turn()
-            if not self._is_due(self.turns.round_of(lane)):
+            lane, _, until, round_, _ = self.turns.turn()
+            if not self._is_due(round_):
                 return None
-            until, producer = self.turns.until(lane), self._runs[lane].producer
+            producer = self._runs[lane].producer
             self._runs[lane].reach(until)
             if not self.turns.is_void(lane, producer.stream.produced - self.turns.records[lane]):
                 return lane
-            self.turns.deliver(lane, 0)
+            self.turns.deliver(0)
 
-    def _take(self, lane: int) -> SampleBatch:
+    def _take(self) -> SampleBatch:
+        lane, _, until, _, _ = self.turns.turn()
         first = self.turns.records[lane]
         producer = self._runs[lane].producer
-        block = producer.take(self.turns.until(lane) - first)
-        ends = self.turns.deliver(lane, producer.stream.first - first)
+        block = producer.take(until - first)
+        ends = self.turns.deliver(producer.stream.first - first)
         self._delivered = True
         return SampleBatch(
             block,
@@ -263,8 +264,8 @@ class EmbeddedRun:
         if self._delivered and self._alone and self.at_end():
             epoch, lanes, past = epoch + 1, self._beginnings(), past + self._reached
         elif self._delivered:
-            turns = self.turns
-            lanes = {n: run.producer.frontier(turns.records[n], turns.stands[n]) for n, run in self._runs.items()}
+            records, stands = self.turns.records, self.turns.stands
+            lanes = {n: run.producer.frontier(records[n], stands[n]) for n, run in self._runs.items()}
         return Checkpoint(self.plan.identity, epoch, lanes, past).to_json()
 
     def _beginnings(self) -> dict[int, Frontier]:

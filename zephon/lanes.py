@@ -78,8 +78,9 @@ class RoundRobin:
     The next batch comes from the lane that stands lowest, ties to the lowest number. With `most` the most records of
     any lane of the whole loaded state, round j ends when every lane stands at `most + j * microbatch_size`. After a
     stop inside a round, lanes behind `most` first catch up: those batches end no round, and belong to round 0 or lower,
-    so that they are delivered even where the data has no full round beyond. A lane that has run out of records keeps
-    its turns (short or empty batches), so it stands where the others do while `records` says what it delivered.
+    so that they are delivered even where the data has no full round beyond. From then on lanes take turns in their
+    order. A lane that has run out of records keeps its turns (short or empty batches), so it stands where the others do
+    while `records` says what it delivered.
 
     `stands` says where the lanes stand at the beginning. A lane of which it does not (None, or no entry) stands at its
     records, and has no empty batch to catch up with.
@@ -94,30 +95,37 @@ class RoundRobin:
     ) -> None:
         known = {lane: place for lane, place in (stands or {}).items() if place is not None}
         self.records = dict(records)
-        self.stands = {lane: known.get(lane, count) for lane, count in sorted(records.items())}
-        self._unsaid = self.stands.keys() - known.keys()
         self.most, self.microbatch_size = most, microbatch_size
-        self.rounds = 0
-        self._goal = most + microbatch_size
-        self._behind = sum(stand != self._goal for stand in self.stands.values())
-        """Lanes that do not stand at the goal, the end of the round that is under way."""
+        self.taken = 0
+        """Turns since all lanes stood at `most`."""
+        self._lanes = sorted(records)
+        begins = {lane: known.get(lane, records[lane]) for lane in self._lanes}
+        self._behind = {lane: stand for lane, stand in begins.items() if stand < most}
+        """Where those lanes stand that have to catch up."""
+        self._unsaid = records.keys() - known.keys()
 
-    def turn(self) -> int:
-        """The lane whose batch is next."""
-        return min(self.stands, key=self.stands.__getitem__)  # of equals the first, and so the lowest
+    def turn(self) -> tuple[int, int, int, int, bool]:
+        """Of the next batch: its lane, where that stands, where it stands after a whole batch, the round that it
+        belongs to (from 1, at most 0 while the lane catches up), and whether it is the last of its round.
+        """
+        size = self.microbatch_size
+        if self._behind:
+            lane = min(self._behind, key=self._behind.__getitem__)  # of equals the first, and so the lowest
+            stands = self._behind[lane]
+            until = batch_end(stands, self.most, size)
+            return lane, stands, until, batch_round(until, self.most, size), False
+        rounds, place = divmod(self.taken, len(self._lanes))
+        stands = self.most + rounds * size
+        return self._lanes[place], stands, stands + size, rounds + 1, place + 1 == len(self._lanes)
 
-    def turn_after(self, lane: int) -> int:
-        """The lane whose turn it will be once `lane`'s next batch has been delivered."""
-        stands = {**self.stands, lane: self.until(lane)}
-        return min(stands, key=stands.__getitem__)
-
-    def until(self, lane: int) -> int:
-        """The record number at which the lane's next batch ends if the lane has that many."""
-        return batch_end(self.stands[lane], self.most, self.microbatch_size)
-
-    def round_of(self, lane: int) -> int:
-        """The round, counted from 1, that the lane's next batch belongs to; at most 0 while it catches up."""
-        return batch_round(self.until(lane), self.most, self.microbatch_size)
+    def lane_after(self) -> int:
+        """The lane whose turn it will be once the next batch has been delivered."""
+        if not self._behind:
+            return self._lanes[(self.taken + 1) % len(self._lanes)]
+        lane, _, until, _, _ = self.turn()
+        behind = {**self._behind, lane: until}
+        lowest = min(behind, key=behind.__getitem__)
+        return lowest if behind[lowest] < self.most else self._lanes[0]
 
     def is_void(self, lane: int, count: int) -> bool:
         """Whether the lane's next batch, of `count` records, is not to be handed over.
@@ -125,29 +133,44 @@ class RoundRobin:
         So it is with a lane that had run out before the state was taken, where the state does not say that its empty
         batches are still due.
         """
-        return not count and lane in self._unsaid and self.stands[lane] < self.most
+        return not count and lane in self._unsaid and lane in self._behind
 
-    def deliver(self, lane: int, count: int) -> bool:
-        """Note that the lane's next batch, of `count` records, was handed over. True if that ends a round."""
-        stood, self.stands[lane] = self.stands[lane], self.until(lane)
-        self.records[lane] += count
-        self._behind += (stood == self._goal) - (self.stands[lane] == self._goal)
-        if self._behind:
-            return False
-        self.rounds += 1
-        self._goal += self.microbatch_size
-        self._behind = len(self.stands)
-        return True
+    def deliver(self, count: int) -> bool:
+        """Note that the next batch, of `count` records, was handed over. True if that ends a round."""
+        lane, _, until, _, ends = self.turn()
+        self.note(lane, until, self.records[lane] + count, self.taken + 1)
+        return ends
 
-    def ends_round(self, lane: int) -> bool:
-        """Whether the lane's next batch is the last of its round."""
-        return self._behind == 1 and self.stands[lane] != self._goal == self.until(lane)
+    def note(self, lane: int, until: int, records: int, taken: int) -> None:
+        """The lane stands at `until` and has delivered so many `records`; `taken` turns were taken, if none is behind.
+
+        Whoever was interrupted in here calls it again.
+        """
+        self.records[lane] = records
+        if until > self.most:
+            self.taken = taken
+        elif until < self.most:
+            self._behind[lane] = until
+        else:
+            self._behind.pop(lane, None)
+
+    @property
+    def rounds(self) -> int:
+        """Rounds that were delivered whole."""
+        return self.taken // len(self._lanes)
+
+    @property
+    def stands(self) -> dict[int, int]:
+        """Where each lane stands."""
+        rounds, place = divmod(self.taken, len(self._lanes))
+        low = self.most + rounds * self.microbatch_size
+        high = low + self.microbatch_size
+        return {lane: self._behind.get(lane, high if n < place else low) for n, lane in enumerate(self._lanes)}
 
     @property
     def at_round_end(self) -> bool:
         """Whether every owned lane stands at the end of the same round (or nothing was delivered yet)."""
-        goal = self.most + self.rounds * self.microbatch_size
-        return all(stand == goal for stand in self.stands.values())
+        return not self._behind and not self.taken % len(self._lanes)
 
 
 def batch_end(stands: int, most: int, microbatch_size: int) -> int:

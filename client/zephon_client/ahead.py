@@ -20,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from zephon.columns import AnyArray, Block, Fixed
+from zephon.columns import AnyArray, Fixed
 from zephon.training import TORCH_DTYPES
 from zephon.transport import layout
-from zephon.transport.protocol import BatchReady
 from zephon_client.copies import Copies
 from zephon_client.device import Bytes, Device, Event, NotRegistered
+from zephon_client.ready import Ready
 from zephon_client.slots import Slots
 
 Segment = tuple[int, int]
@@ -72,7 +72,7 @@ class Ahead:
         self._pins = True
         self._warned = False
 
-    def send(self, slots: Slots, at: BatchReady, source: Bytes, copies: Copies) -> tuple[Block, Sent | None]:
+    def send(self, slots: Slots, at: Ready, source: Bytes, copies: Copies) -> tuple[Bytes, Sent | None]:
         """The batch's host side, in memory of its own, and its copy to the device; `source` is its leased slot.
 
         That is None where the driver takes neither kind of memory. The caller has made room for the host side.
@@ -83,13 +83,12 @@ class Ahead:
         else:
             segment = None
             source = host = self._pinned(source, copies)
-        block = layout.read(host)
         if segment is None and not self._pins:
-            return block, None
+            return host, None
         tensor = self.device.send(source)
         event = self.device.mark()
         self._pending.append((event, source, segment))
-        return block, Sent(self.device, tensor, event, _offsets(block, host))
+        return host, Sent(self.device, tensor, event, _offsets(host))
 
     def reap(self, wait: bool = False) -> None:
         """Lets go of the sources whose copies are done; `wait` waits for those under way, which takes microseconds."""
@@ -147,10 +146,10 @@ class Ahead:
             )
 
 
-def _offsets(block: Block, data: Bytes) -> dict[str, int]:
+def _offsets(data: Bytes) -> dict[str, int]:
     begin = data.ctypes.data
     return {
         name: column.values.ctypes.data - begin
-        for name, column in block.fields.items()
+        for name, column in layout.read(data).fields.items()
         if isinstance(column, Fixed) and column.values.dtype in TORCH_DTYPES and column.values.size
     }

@@ -50,7 +50,7 @@ class Copies:
     def copy(self, data: Bytes, into: Callable[[Bytes], Bytes] = np.array) -> Bytes:
         """The same bytes in memory of their own, counted as long as any array over them lives."""
         copied = into(data)
-        key = SlotKey(-1, 0, self._numbers)
+        key = -1, 0, self._numbers
         self._numbers += 1
         leased = self._keeper.lease(copied, 0, len(data), key)
         self._sizes[key] = len(data)

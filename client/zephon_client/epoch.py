@@ -1,6 +1,6 @@
 """One epoch of a run as its rank knows it: whose turn it is, what may be delivered, and the state at any point.
 
-Pure bookkeeping on messages, without I/O. `next_ready` says which batch is next, `deliver` notes that it was handed
+Pure bookkeeping on messages, without I/O. `due` says which batch is next, `deliver` notes that it was handed
 over, `frontiers` where every lane stands. All ranks come to the same state at the same round, because at the end of
 round j every lane of the run has delivered M + j * microbatch_size records, or all that it has.
 """
@@ -9,32 +9,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 from zephon.errors import ProtocolError
 from zephon.frontiers import Announcement, Frontier, frontier_at, furthest
-from zephon.lanes import RoundRobin, batch_round, epoch_end_report
-from zephon.transport.protocol import Announced, BatchReady, LaneTotal, Released
-
-_FORGET_EVERY = 64
-
-
-@dataclass(slots=True)
-class Ready:
-    """A batch that lies in a slot. `batch` is kept from when it was made until it has been noted as delivered.
-
-    `source` is the leased slot while the batch is made: where that fails, it is tried again with the next call.
-    """
-
-    at: BatchReady
-    batch: Any = None
-    source: Any = None
-
-    @property
-    def leased(self) -> bool:
-        """Whether its slot goes back by itself, with the last array over it."""
-        return self.batch is not None or self.source is not None
+from zephon.lanes import RoundRobin, epoch_end_report
+from zephon.transport.protocol import Announced, LaneTotal, Released
+from zephon_client.ready import Ready
 
 
 class Epoch:
@@ -64,17 +44,20 @@ class Epoch:
 
     # What the engine says
 
-    def take(self, message: BatchReady | Announced | LaneTotal | Released) -> None:
-        """Notes a message of this epoch."""
-        if isinstance(message, BatchReady):
+    def take(self, message: Ready | Announced | LaneTotal | Released) -> None:
+        """Notes a batch or a message of this epoch."""
+        if isinstance(message, Ready):
             if message.lane not in self._ready:
                 raise ProtocolError(f"a batch of lane {message.lane} came in, which this rank does not own")
-            self._ready[message.lane].append(Ready(message))
+            self._ready[message.lane].append(message)
         elif isinstance(message, Announced):
             windows = self._windows[message.lane]
             # An engine that was started again may announce what is known.
             if message.chunk > windows[-1].chunk and message.records >= windows[-1].records:
                 windows.append(Announcement(message.chunk, message.records, message.skipped, message.source))
+                reached = min(self._delivered(message.lane, self.reached), self.reached)
+                while len(windows) > 1 and windows[1].records <= reached:  # no state from now on will name the first
+                    del windows[0]
         elif isinstance(message, LaneTotal):
             self._totals[message.lane] = message.records
             self._skipped[message.lane] = message.skipped
@@ -87,62 +70,58 @@ class Epoch:
     @property
     def lane(self) -> int:
         """The lane whose turn it is."""
-        return self.turns.turn()
+        return self.turns.turn()[0]
 
-    def over(self, lane: int) -> bool:
-        """Whether the epoch has no further round than those delivered; `lane` has the turn."""
-        return self.final and self.turns.round_of(lane) > self.rounds
+    @property
+    def over(self) -> bool:
+        """Whether the epoch has no further round than those delivered."""
+        return self.final and self.turns.turn()[3] > self.rounds
 
-    def next_ready(self, lane: int) -> Ready | None:
-        """The batch of the lane whose turn it is, if it is here and its round is released."""
-        queue = self._ready[lane]
-        if not queue:
-            return None
-        at = queue[0].at
+    def due(self) -> Ready | None:
+        """The batch whose turn it is, if it is here and its round is released."""
         turns = self.turns
-        until = turns.until(lane)
-        if batch_round(until, turns.most, turns.microbatch_size) > self.rounds:
+        lane, stands, until, round_, ends = turns.turn()
+        queue = self._ready[lane]
+        if not queue or round_ > self.rounds:
             return None
-        first, size = turns.records[lane], until - turns.stands[lane]
-        fits = at.records <= size if not self._drop_last else at.records == size
-        if at.first_record != first or not fits:
+        ready = queue[0]
+        first, size = turns.records[lane], until - stands
+        fits = ready.records <= size if not self._drop_last else ready.records == size
+        if ready.first_record != first or not fits:
             raise ProtocolError(
-                f"lane {lane}: {at.records} records from record {at.first_record} came in where {size} from {first} "
-                "are due. Use the same version of zephon on both sides."
+                f"lane {lane}: {ready.records} records from record {ready.first_record} came in where {size} from "
+                f"{first} are due. Use the same version of zephon on both sides."
             )
-        return queue[0]
+        ready.until, ready.taken, ready.ends_round = until, turns.taken + 1, ends
+        return ready
 
     def after(self, ready: Ready) -> Ready | None:
         """The batch that is due once `ready` has been handed over, if it is here."""
-        lane = self.turns.turn_after(ready.at.lane)
-        queue, place = self._ready[lane], int(lane == ready.at.lane)
+        lane = self.turns.lane_after()
+        queue, place = self._ready[lane], int(lane == ready.lane)
         return queue[place] if len(queue) > place else None
 
-    def ends_round(self, lane: int) -> bool:
-        """Whether the next batch, of that lane, is the last of its round."""
-        return self.turns.ends_round(lane)
-
     def deliver(self, ready: Ready) -> None:
-        """Notes that the batch was handed over."""
-        lane = ready.at.lane
-        assert self._ready[lane][0] is ready
-        self._ready[lane].popleft()
+        """Notes that the batch, which was due, was handed over. Whoever was interrupted in here calls it again."""
         self.touched = True
-        if self.turns.deliver(lane, ready.at.records) and self.turns.rounds % _FORGET_EVERY == 0:
-            self._forget()
+        self.turns.note(ready.lane, ready.until, ready.first_record + ready.records, ready.taken)
+        try:
+            self._ready[ready.lane].remove(ready)  # the first; in one go, since another thread may close the loader
+        except ValueError:
+            return
 
     def is_void(self, ready: Ready) -> bool:
         """Whether the lane had run out before the state was taken: its empty batch only lets it catch up."""
-        return self.turns.is_void(ready.at.lane, ready.at.records)
+        return self.turns.is_void(ready.lane, ready.records)
 
-    def pass_over(self, ready: Ready) -> BatchReady:
+    def pass_over(self, ready: Ready) -> Ready:
         """Notes a void batch, which is not handed over."""
-        self.turns.deliver(ready.at.lane, 0)
-        return self._ready[ready.at.lane].popleft().at
+        self.turns.deliver(0)
+        return self._ready[ready.lane].popleft()
 
-    def undelivered(self) -> list[BatchReady]:
+    def undelivered(self) -> list[Ready]:
         """What came in and was not handed over, and never will be: the slots that nobody gives back otherwise."""
-        left = [ready.at for queue in self._ready.values() for ready in queue if not ready.leased]
+        left = [ready for queue in self._ready.values() for ready in queue if not ready.leased]
         for queue in self._ready.values():
             queue.clear()
         return left
@@ -169,10 +148,7 @@ class Epoch:
             return self.own_frontiers()
         stands = self.reached
         said = None if self._drop_last else stands
-        return {
-            lane: frontier_at(windows, turns.records.get(lane, min(stands, self._totals.get(lane, stands))), said)
-            for lane, windows in self._windows.items()
-        }
+        return {lane: frontier_at(all_, self._delivered(lane, stands), said) for lane, all_ in self._windows.items()}
 
     def own_frontiers(self) -> dict[int, Frontier]:
         """Where this rank's own lanes stand."""
@@ -194,10 +170,6 @@ class Epoch:
         size, skipped = self.turns.microbatch_size, sum(self._skipped.values())
         return epoch_end_report(self.number, self._totals, self.reached, size, len(self.starts), skipped)
 
-    def _forget(self) -> None:
-        """Drops windows that no state from now on will name."""
-        stands = self.reached
-        for lane, windows in self._windows.items():
-            reached = self.turns.records.get(lane, min(stands, self._totals.get(lane, stands)))
-            while len(windows) > 1 and windows[1].records <= reached:
-                del windows[0]
+    def _delivered(self, lane: int, stands: int) -> int:
+        """What a lane has delivered: its own count, or what one of another group has by that place."""
+        return self.turns.records.get(lane, min(stands, self._totals.get(lane, stands)))

@@ -29,6 +29,7 @@ from zephon.transport.protocol import (
     Released,
     Returned,
 )
+from zephon_client.ready import Ready
 from zephon_client.slots import Slots
 from zephon_client.undisturbed import Undisturbed
 
@@ -136,7 +137,12 @@ class Feed:
         message = decode(payload, expect=FROM_ENGINE)
         self.heard += 1
         self.moved += 1
-        if isinstance(message, NewSegment):
+        if isinstance(message, (BatchesReady, BatchReady)):
+            for row in message.rows:
+                ready = Ready(*row)
+                self.slots.came(ready)
+                self.arrived.append(ready)
+        elif isinstance(message, NewSegment):
             if len(fds) != 1:
                 raise ProtocolError(f"a segment of lane {message.lane} came with {len(fds)} descriptors, not one")
             self.slots.map(message, fds.pop())
@@ -145,9 +151,5 @@ class Feed:
             self.moved -= not message.working
         elif isinstance(message, Failed):
             self.failed = message
-        elif isinstance(message, (BatchReady, BatchesReady)):
-            for ready in (message,) if isinstance(message, BatchReady) else message.batches:
-                self.slots.came(ready)
-                self.arrived.append(ready)
         else:
             self.arrived.append(message)

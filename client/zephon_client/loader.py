@@ -31,14 +31,13 @@ from zephon.batches import Batch
 from zephon.errors import BatchesHeld, CheckpointError, DaemonUnavailable, SettingError, TopologyError, ZephonError
 from zephon.frontiers import Checkpoint, complete_checkpoint
 from zephon.lanes import check_step, rounds_of_step
-from zephon.transport import layout
 from zephon.transport.protocol import Attach, Attached, Progress, ProgressReport
 from zephon.words import many
 from zephon_client.absence import LOSSES, Absence
 from zephon_client.connection import Connection
-from zephon_client.copies import Copies, share_of_a_rank
-from zephon_client.epoch import Epoch, Ready
+from zephon_client.copies import Bytes, Copies, share_of_a_rank
 from zephon_client.output import Output
+from zephon_client.ready import Ready
 from zephon_client.reported import error_of, raised_there
 from zephon_client.run import Run
 from zephon_client.settings import Settings
@@ -48,9 +47,6 @@ from zephon_client.waiting import Limits, Waiting
 _PROGRESS_SECONDS = 3.0
 _CLOSE_SECONDS = 5.0
 """How long `close` waits for another thread that connects just then; that thread lets go of the connection itself."""
-
-_HEAR_EVERY = 8
-"""Batches that are delivered, at most, from what is here already, before the connection is looked at again."""
 
 
 class Loader(Iterator[Batch]):
@@ -73,7 +69,8 @@ class Loader(Iterator[Batch]):
         self._handed: Ready | None = None
         self._ended = False
         """Whether the epoch has ended and the caller has not been told yet."""
-        self._unheard = self._ungiven = 0
+        self._ungiven = 0
+        """Batches handed over since slots were last returned."""
         self._losses = 0
         """Connections that have ended since the last batch was delivered."""
         self._refused: ZephonError | None = None
@@ -96,9 +93,12 @@ class Loader(Iterator[Batch]):
     # Iterating
 
     def __iter__(self) -> Iterator[Batch]:
-        """The rest of this epoch, or the next epoch if this one has ended."""
+        """The rest of this epoch, or the next epoch if this one has ended. One such iterator stays ended.
+
+        No line of Python lies between `__next__` and the training loop, so a Ctrl-C finds no batch on its way there.
+        """
         self._check_process()
-        return _RestOfEpoch(self)
+        return iter(self.__next__, None)
 
     def __next__(self) -> Batch:
         """The next batch; StopIteration at the end of the epoch, after which the next one begins.
@@ -106,50 +106,35 @@ class Loader(Iterator[Batch]):
         Raises what ended the run (RecordError, RunFailed, …), DaemonUnavailable when the daemon is silent, or gone and
         does not come back, and TopologyError when nothing has moved for `timeout` seconds because ranks are missing.
         """
-        self._check_open()
+        if self._closed or os.getpid() != self._pid:
+            self._check_open()
         if self._ended:
             self._ended = False
             raise StopIteration
-        run, output = self._begun()
+        run, output = self._run, self._output
+        if run is None or output is None or not run.begun:
+            run, output = self._begun()
         waiting: Waiting | None = None
         while True:
-            epoch = run.epoch
-            with self._undisturbed:
-                if self._closed:
-                    raise self._was_closed()
+            if self._handed is not None:
                 self._settle(run)
-                lane = epoch.lane
-                ready = epoch.next_ready(lane)
-                self._unheard += 1
-                self._ungiven += 1
-                if ready is None or self._unheard > _HEAR_EVERY:
-                    self._hear(run)
-                    ready = epoch.next_ready(lane)
-                if ready is not None and epoch.is_void(ready):
-                    self._connection.feed.slots.unused(epoch.pass_over(ready))
-                    continue
-                if ready is None or self._ungiven > self._connection.feed.slots.spare:
-                    self._give_back(run, wait=ready is None)
-                over = ready is None and epoch.over(lane)
-                copied = ready is not None and ready.batch is None and self._make(ready, epoch, output)
-                expected = True
-                if ready is not None and output.ahead is not None:
-                    self._go_ahead(ready, run, output)
-                elif copied:
-                    assert ready is not None
-                    expected = output.copies or self._connection.feed.slots.is_alone(ready.at)
-                    self._give_back(run)
+            epoch, slots = run.epoch, self._connection.feed.slots
+            ready = epoch.due()
+            self._ungiven += 1
+            if ready is None or self._ungiven > slots.spare:
+                ready = self._exchange(run)
             if ready is not None:
-                if copied and not expected:
-                    self._warn_of_copies(ready)
-                if output.ahead is not None and output.ahead.unsaid:
-                    unsaid, output.ahead.unsaid = output.ahead.unsaid, ""
-                    warnings.warn(unsaid, stacklevel=3)
-                batch: Batch = ready.batch
+                batch: Batch | None = ready.batch
+                if output.copies or not ready.records or not slots.at_hand(ready):
+                    batch = self._made(ready, run, output)
+                elif batch is None:
+                    batch = ready.batch = output.batch(ready, slots.lease(ready))
+                if batch is None:
+                    continue
                 self._losses = 0
                 self._handed = ready
                 return batch
-            if over:
+            if epoch.over:
                 self._end_epoch(run)
                 waiting = None
                 continue
@@ -161,44 +146,70 @@ class Loader(Iterator[Batch]):
                     continue
                 if waiting is None:
                     limits, ask = self._limits, self._stall_of_engine
-                    waiting = Waiting(self._connection.feed, limits, self._path, lane, epoch.number, ask)
+                    waiting = Waiting(self._connection.feed, limits, self._path, epoch.lane, epoch.number, ask)
                 waiting.step()
 
-    def _make(self, ready: Ready, epoch: Epoch, output: Output) -> bool:
+    def _exchange(self, run: Run) -> Ready | None:
+        """Takes in what has arrived, and returns slots. The batch that is due, if it is here now."""
+        with self._undisturbed:
+            if self._closed:
+                raise self._was_closed()
+            self._hear(run)
+            ready = run.epoch.due()
+            if ready is None or self._ungiven > self._connection.feed.slots.spare:
+                self._give_back(run, wait=ready is None)
+        return ready
+
+    def _made(self, ready: Ready, run: Run, output: Output) -> Batch | None:
+        """A batch that may have to be copied, or that is None: a void one, which is passed over."""
+        epoch, slots = run.epoch, self._connection.feed.slots
+        expected = True
+        with self._undisturbed:
+            if self._closed:
+                raise self._was_closed()
+            if epoch.is_void(ready):
+                slots.unused(epoch.pass_over(ready))
+                return None
+            copied = ready.batch is None and self._make(ready, output)
+            if output.ahead is not None:
+                self._go_ahead(ready, run, output)
+            elif copied:
+                expected = output.copies or ready.ring.alone
+                self._give_back(run)
+        if not expected:
+            self._warn_of_copies(ready)
+        if output.ahead is not None and output.ahead.unsaid:
+            unsaid, output.ahead.unsaid = output.ahead.unsaid, ""
+            warnings.warn(unsaid, stacklevel=3)
+        batch: Batch = ready.batch
+        return batch
+
+    def _make(self, ready: Ready, output: Output) -> bool:
         """Makes the batch; whether it is a copy, so that its slot is free at once."""
         slots = self._connection.feed.slots
-        copied, sent = output.copies or slots.short(ready.at), None
+        copied, sent = output.copies or slots.short(ready), None
         if copied or output.ahead is not None:
-            self._copies.make_room(ready.at.nbytes)
-        if ready.source is None:
-            ready.source = slots.lease(ready.at)
+            self._copies.make_room(ready.nbytes)
+        buffer: Bytes = slots.lease(ready)
         if output.ahead is not None:
-            block, sent = output.ahead.send(slots, ready.at, ready.source, self._copies)
+            buffer, sent = output.ahead.send(slots, ready, buffer, self._copies)
         elif copied:
-            block = layout.read(self._copies.copy(ready.source, output.copied))
-        else:
-            block = layout.read(ready.source)
-        ready.batch = output.batch(
-            block,
-            lane=ready.at.lane,
-            first_record=ready.at.first_record,
-            ends_round=epoch.ends_round(ready.at.lane),
-            sent=sent,
-        )
+            buffer = self._copies.copy(buffer, output.copied)
+        ready.batch = output.batch(ready, buffer, sent)
         ready.source = None
         return copied
 
     def _go_ahead(self, ready: Ready, run: Run, output: Output) -> None:
         """The batch is handed over; the next one is sent to the device, so that it is there when it is asked for."""
         epoch = run.epoch
-        ready.batch.arrive(epoch.ends_round(ready.at.lane))
+        ready.batch.arrive(ready.ends_round)
         after = epoch.after(ready)
         if after is None:
             self._hear(run)
             after = epoch.after(ready)
-        if after is not None and after.batch is None and after.at.records:
+        if after is not None and after.batch is None and after.records:
             with suppress(BatchesHeld):  # then it is said when the batch is due
-                self._make(after, epoch, output)
+                self._make(after, output)
 
     def _end_epoch(self, run: Run) -> None:
         """Goes on to the next epoch; StopIteration unless the epoch was over when its state was loaded."""
@@ -214,7 +225,7 @@ class Loader(Iterator[Batch]):
             return
         report = epoch.end_report() if self._settings.dp_group_id == 0 else None
         if report is not None:
-            warnings.warn(report, stacklevel=4)
+            warnings.warn(report, stacklevel=3)
         self._ended = False
         raise StopIteration
 
@@ -458,14 +469,15 @@ class Loader(Iterator[Batch]):
         self._give_back(run)
 
     def _settle(self, run: Run) -> None:
-        """Notes the batch that was handed over last."""
-        if self._handed is not None:
-            run.epoch.deliver(self._handed)
-            self._handed = None
+        """Notes the batch that was handed over last. Whoever was interrupted in here calls it again."""
+        handed = self._handed
+        if handed is not None:
+            run.epoch.deliver(handed)
+            if self._handed is handed:  # still, where another thread closes the loader
+                self._handed = None
 
     def _hear(self, run: Run) -> None:
         """Takes in what has arrived."""
-        self._unheard = 0
         feed = self._connection.feed
         feed.pump_undisturbed()
         if feed.arrived:
@@ -486,8 +498,8 @@ class Loader(Iterator[Batch]):
     def _warn_of_copies(self, ready: Ready) -> None:
         if "copies" not in self._warned:
             self._warned.add("copies")
-            slots, lane = self._connection.feed.slots, ready.at.lane
-            held, ring = many(slots.held(lane), "batch", "batches"), many(slots.slots_of(ready.at), "slot")
+            lane, ring = ready.lane, many(ready.ring.slots, "slot")
+            held = many(self._connection.feed.slots.held(lane), "batch", "batches")
             warnings.warn(
                 f"the training loop holds {held} of lane {lane}, whose ring has {ring}, so batches are delivered as "
                 "private copies, which costs time and memory. Let go of arrays that are no longer needed, or raise "
@@ -549,19 +561,3 @@ class Loader(Iterator[Batch]):
         failed = self._connection.feed.failed
         if failed is not None:
             raise error_of(failed.kind, failed.text, failed.record) from raised_there(failed.trace)
-
-
-class _RestOfEpoch(Iterator[Batch]):
-    """One pass of a `for` loop: ends with its epoch and stays ended."""
-
-    def __init__(self, loader: Loader) -> None:
-        self._loader: Loader | None = loader
-
-    def __next__(self) -> Batch:
-        if self._loader is None:
-            raise StopIteration
-        try:
-            return next(self._loader)
-        except StopIteration:
-            self._loader = None
-            raise

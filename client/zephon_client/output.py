@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from zephon.batches import Batch
-from zephon.columns import Block
+from zephon.transport.layout import LyingBlock
 from zephon_client.ahead import Ahead, Sent
 from zephon_client.copies import Bytes
 from zephon_client.device import device_of
+from zephon_client.ready import Ready
 from zephon_client.settings import Settings
 
 
@@ -51,15 +52,13 @@ class Output:
         """The bytes of a slot in memory of their own, pinned if so asked."""
         return _pinned(data) if self._pin else np.array(data)
 
-    def batch(
-        self, block: Block, *, lane: int, first_record: int, ends_round: bool, sent: Sent | None = None
-    ) -> Batch:
-        """The batch over that block, which may be on its way to the device."""
+    def batch(self, ready: Ready, buffer: Bytes, sent: Sent | None = None) -> Batch:
+        """The batch whose bytes are in `buffer`; it may be on its way to the device."""
         batch = Batch(
-            block,
-            lane=lane,
-            first_record=first_record,
-            ends_round=ends_round,
+            LyingBlock(buffer),
+            lane=ready.lane,
+            first_record=ready.first_record,
+            ends_round=ready.ends_round,
             dataset_names=self._names,
             packed=self._packed,
             output=self._kind,

@@ -12,9 +12,10 @@ from typing import Any
 
 from zephon.errors import CheckpointMismatch, ProtocolError
 from zephon.frontiers import Checkpoint, Frontier, beginnings, steps_done
-from zephon.transport.protocol import Announced, Attached, BatchReady, LaneTotal, ReadersLeft, Released
+from zephon.transport.protocol import Announced, Attached, LaneTotal, ReadersLeft, Released
 from zephon.transport.statement import EPOCHS_STATED, Statement
 from zephon_client.epoch import Epoch
+from zephon_client.ready import Ready
 
 
 class Run:
@@ -60,23 +61,23 @@ class Run:
         """Rounds delivered since the run's beginning, before a resume too."""
         return steps_done(self.past, self.epoch.turns.most, self.epoch.turns.rounds, self.plan.microbatch_size)
 
-    def take(self, arrived: deque[Any]) -> list[BatchReady]:
-        """Notes the messages, and empties the queue. Returns batches of an epoch that is over."""
+    def take(self, arrived: deque[Any]) -> list[Ready]:
+        """Notes batches and messages, and empties the queue. Returns batches of an epoch that is over."""
         stale = []
         while arrived:
-            message: BatchReady | Announced | LaneTotal | Released | ReadersLeft = arrived[0]
+            message: Ready | Announced | LaneTotal | Released | ReadersLeft = arrived[0]
             if isinstance(message, ReadersLeft):
                 self._readers = message.readers
             elif message.epoch == self.epoch.number:
                 self.epoch.take(message)
             elif message.epoch > self.epoch.number:
                 self._epoch(message.epoch).take(message)
-            elif isinstance(message, BatchReady):
+            elif isinstance(message, Ready):
                 stale.append(message)
             arrived.popleft()
         return stale
 
-    def advance(self) -> list[BatchReady]:
+    def advance(self) -> list[Ready]:
         """Goes on to the next epoch. Returns the batches that will not be delivered any more."""
         left = self.epoch.undelivered()
         self.rounds_before += self.epoch.turns.rounds

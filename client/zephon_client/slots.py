@@ -7,7 +7,6 @@ slots is back; arrays that are still alive keep their memory all the same.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,24 +14,36 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zephon.errors import ProtocolError
-from zephon.transport.protocol import BatchReady, NewSegment
-from zephon.transport.rings import ALONE_AT_ONCE, LeaseKeeper, SlotKey
+from zephon.errors import ProtocolError, ZephonError
+from zephon.transport.protocol import NewSegment
+from zephon.transport.rings import ALONE_AT_ONCE, Anchor, LeaseKeeper, SlotKey, SlotLease, leased
 from zephon.transport.segments import Segment
+from zephon_client.ready import Ready
+
+_UNTOLD = 32
 
 
-@dataclass
+@dataclass(eq=False)
 class Mapped:
     """One generation of a lane's ring. `out` counts the slots that came and were not given back.
 
-    One that is `alone` holds one batch too large for the ring, which goes on beside it.
+    One that is `alone` holds one batch too large for the ring, which goes on beside it. `most` slots of the lane may be
+    held: all but two, so that the engine has some to write ahead into, and two of a small ring, since a plain loop
+    still holds its last batch while it asks for the next. One always stays free.
     """
 
     segment: Segment
+    anchor: Anchor | None
     slot_bytes: int
     slots: int
     alone: bool
+    most: int
     out: int = 0
+
+    def close(self) -> None:
+        """Unmaps it once no array keeps it alive."""
+        self.anchor = None
+        self.segment.close()
 
 
 class Slots:
@@ -43,12 +54,11 @@ class Slots:
         self._keeper = LeaseKeeper()
         self._mapped: dict[tuple[int, int], Mapped] = {}
         self._current: dict[int, int] = {}
-        self._alone: Counter[int] = Counter()
         self._unused: list[SlotKey] = []
         self.when_unmapped: Callable[[tuple[int, int]], None] = lambda _: None
         """Is told of each segment, as (lane, generation), right before it is unmapped."""
         self.spare = 0
-        """How many slots may be free here without the engine being told: a quarter of the rings."""
+        """How many slots may be free here without the engine being told: a quarter of the rings, within reason."""
 
     def map(self, message: NewSegment, fd: int) -> None:
         """Maps a new segment; `fd` is used up."""
@@ -60,11 +70,14 @@ class Slots:
         if key in self._mapped:
             segment.close()
             raise ProtocolError(f"{segment.name}: came twice")
-        self._mapped[key] = Mapped(segment, message.slot_bytes, message.slots, message.alone)
+        most = 0 if message.alone else max(min(2, message.slots - 1), message.slots - 2)
+        self._mapped[key] = Mapped(
+            segment, segment.array.view(Anchor), message.slot_bytes, message.slots, message.alone, most
+        )
         newest = {lane: at.slots for (lane, _), at in sorted(self._mapped.items()) if not at.alone}
-        self.spare = sum(newest.values()) // 4
+        self.spare = min(sum(newest.values()) // 4, _UNTOLD)
 
-    def came(self, ready: BatchReady) -> None:
+    def came(self, ready: Ready) -> None:
         """Notes that a slot holds a batch for this client."""
         mapped = self._mapped.get((ready.lane, ready.generation))
         if mapped is None or not 0 <= ready.index < mapped.slots or not 0 <= ready.nbytes <= mapped.slot_bytes:
@@ -73,17 +86,24 @@ class Slots:
                 f"{ready.generation}, which is not mapped here"
             )
         mapped.out += 1
+        ready.ring = mapped
         if not mapped.alone and self._current.get(ready.lane, -1) < ready.generation:
             self._current[ready.lane] = ready.generation
             self._unmap_drained(ready.lane)
 
-    def lease(self, ready: BatchReady) -> npt.NDArray[np.uint8]:
-        """The bytes of a batch; the slot is to be given back once no array over them lives."""
-        mapped = self._mapped[ready.lane, ready.generation]
-        key = SlotKey(ready.lane, ready.generation, ready.index)
-        offset = ready.index * mapped.slot_bytes
-        self._alone[ready.lane] += mapped.alone
-        return self._keeper.lease(mapped.segment.array, offset, ready.nbytes, key, read_only=not self._writable)
+    def lease(self, ready: Ready) -> SlotLease:
+        """The bytes of a batch; the slot is to be given back once no array over them lives.
+
+        Who was interrupted in here calls it again.
+        """
+        source: SlotLease | None = ready.source
+        if source is None:
+            anchor = ready.ring.anchor
+            if anchor is None:  # another thread has closed the loader just now
+                raise ZephonError("this Loader was closed while a batch was asked for. Its state_dict() still works.")
+            source = ready.source = leased(anchor, ready.index * ready.ring.slot_bytes, ready.nbytes)
+        self._keeper.hold(source, (ready.lane, ready.generation, ready.index))
+        return source
 
     @property
     def read_only(self) -> bool:
@@ -95,60 +115,47 @@ class Slots:
         mapped = self._mapped[segment]
         return None if mapped.alone else mapped.segment.array
 
-    def short(self, ready: BatchReady) -> bool:
-        """Whether holding one more slot of that lane would leave the engine too few to write ahead into.
+    def at_hand(self, ready: Ready) -> bool:
+        """Whether that lane is surely not `short`. Takes next to no time."""
+        return len(self._keeper.live[ready.lane]) < ready.ring.most
 
-        All but two may be held, and two of a small ring: a plain loop still holds its last batch while it asks for
-        the next. One always stays free.
-        """
-        mapped = self._mapped[ready.lane, ready.generation]
-        slots = mapped.slots
-        if mapped.alone:
-            self._keeper.held(ready.lane)
-            return self._alone[ready.lane] >= ALONE_AT_ONCE - 1
-        return self._keeper.held(ready.lane) >= max(min(2, slots - 1), slots - 2)
+    def short(self, ready: Ready) -> bool:
+        """Whether holding one more slot of that lane would leave the engine too few to write ahead into."""
+        held, ring = self._keeper.held(ready.lane), ready.ring
+        if ring.alone:
+            return sum(self._mapped[key[:2]].alone for key in self._keeper.live[ready.lane]) >= ALONE_AT_ONCE - 1
+        return held >= ring.most
 
     def held(self, lane: int | None = None) -> int:
         """Slots of a lane, or of all, over which arrays live."""
         return self._keeper.held(lane)
 
-    def is_alone(self, ready: BatchReady) -> bool:
-        """Whether the batch, too large for its lane's ring, has a segment of its own."""
-        mapped = self._mapped.get((ready.lane, ready.generation))
-        return mapped is not None and mapped.alone
-
-    def slots_of(self, ready: BatchReady) -> int:
-        """How many slots the ring has that the batch lies in."""
-        return self._mapped[ready.lane, ready.generation].slots
-
-    def unused(self, ready: BatchReady) -> None:
+    def unused(self, ready: Ready) -> None:
         """The batch will not be delivered: its slot goes back."""
-        self._alone[ready.lane] += self.is_alone(ready)
-        self._unused.append(SlotKey(ready.lane, ready.generation, ready.index))
+        self._unused.append((ready.lane, ready.generation, ready.index))
 
     def to_return(self) -> list[int]:
         """The slots to give back since the last call: lane, generation and index of each, end to end."""
         keys = self._keeper.drain()
         if self._unused:
             keys, self._unused = [*keys, *self._unused], []
-        for key in keys:
-            mapped = self._mapped.get((key.lane, key.generation))
+        for lane, generation, _ in keys:
+            mapped = self._mapped.get((lane, generation))
             if mapped is None:  # closed meanwhile
                 continue
             mapped.out -= 1
             if mapped.alone:
-                self._alone[key.lane] -= 1
-                del self._mapped[key.lane, key.generation]
-                mapped.segment.close()
-            elif key.generation != self._current.get(key.lane):
-                self._unmap_drained(key.lane)
+                del self._mapped[lane, generation]
+                mapped.close()
+            elif generation != self._current.get(lane):
+                self._unmap_drained(lane)
         return [number for key in keys for number in key]
 
     def close(self) -> None:
         """Unmaps everything that no array keeps alive."""
         for key, mapped in self._mapped.items():
             self.when_unmapped(key)
-            mapped.segment.close()
+            mapped.close()
         self._mapped = {}
 
     def mapped(self) -> list[tuple[int, int]]:
@@ -161,4 +168,4 @@ class Slots:
             if key[0] == lane and key[1] < current and not mapped.out and not mapped.alone:
                 del self._mapped[key]
                 self.when_unmapped(key)
-                mapped.segment.close()
+                mapped.close()

@@ -63,10 +63,10 @@ class Waiting:
             self._moved, self._stalled = feed.moved, 0.0
         if self._waited >= limits.told and not self._told and feed.reason:
             self._told = True
-            warnings.warn(f"no batch for {self._waited:.0f} s: {feed.reason}", stacklevel=4)
+            warnings.warn(f"no batch for {self._waited:.0f} s: {feed.reason}", stacklevel=3)
         if self._answered and feed.stall and not self._stall_told:
             self._stall_told = feed.stall
-            warnings.warn(f"no batch for {self._waited:.0f} s: {feed.stall}", stacklevel=4)
+            warnings.warn(f"no batch for {self._waited:.0f} s: {feed.stall}", stacklevel=3)
         if self._waited >= limits.hungry:
             if self._silent >= min(limits.silent, limits.stalled):
                 self._ask_for_engine()
@@ -91,7 +91,7 @@ class Waiting:
         if not told:
             raise self._no_sign()
         if not self._engine and self._stalled < self._limits.stalled:
-            warnings.warn(f"no batch for {self._waited:.0f} s: {told}", stacklevel=5)
+            warnings.warn(f"no batch for {self._waited:.0f} s: {told}", stacklevel=4)
         self._engine, self._silent = told, 0.0
 
     def _no_sign(self) -> ZephonError:

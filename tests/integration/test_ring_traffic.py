@@ -31,6 +31,7 @@ from collections import deque
 from zephon.transport import protocol as p
 from zephon.transport.channels import Channel
 from zephon.transport.messages import decode, encode
+from zephon_client.ready import Ready
 from zephon_client.slots import Slots
 
 
@@ -71,8 +72,8 @@ while True:
         if isinstance(message, p.NewSegment):
             slots.map(message, fds.pop())
             continue
-        for ready in message.batches:
-            take(ready)
+        for row in message.rows:
+            take(Ready(*row))
         if chance.random() < 0.002:
             select.select([], [], [], chance.random() * 0.02)  # a training step that takes its time
     back = slots.to_return()

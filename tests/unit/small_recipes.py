@@ -265,7 +265,7 @@ class Lockstep:
         """One batch at a time of the groups named, no lane beyond where it stands at `last`."""
         for turn in turns:
             run = self.groups[turn % len(self.groups)]
-            if run.turns.until(run.turns.turn()) <= last:
+            if run.turns.turn()[2] <= last:
                 self.take(turn % len(self.groups))
 
     def to_the_end(self) -> None:

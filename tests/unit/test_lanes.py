@@ -105,11 +105,12 @@ def test_lanes_do_not_flush_in_step():
 def test_from_the_start_turns_are_strict_and_each_round_ends_with_the_last_lane(lanes, size, batches):
     turns = RoundRobin(dict.fromkeys(range(lanes), 0), 0, size)
     for number in range(batches):
-        lane = turns.turn()
-        assert lane == number % lanes
-        assert turns.round_of(lane) == number // lanes + 1
-        assert turns.ends_round(lane) == (lane == lanes - 1)
-        assert turns.deliver(lane, size) == (lane == lanes - 1)
+        after = turns.lane_after()
+        lane, stands, until, round_, ends = turns.turn()
+        assert (lane, round_, ends) == (number % lanes, number // lanes + 1, lane == lanes - 1)
+        assert (stands, until) == (number // lanes * size, number // lanes * size + size)
+        assert turns.deliver(size) == ends
+        assert turns.turn()[0] == after
         assert turns.at_round_end == (lane == lanes - 1)
     assert turns.rounds == batches // lanes
 
@@ -123,17 +124,17 @@ def test_after_a_stop_inside_a_round_lanes_catch_up_first_and_then_every_round_i
     last = -(10**9)
     for rounds in range(1, 4):
         while True:
-            lane = turns.turn()
-            number, begins = turns.round_of(lane), turns.stands[lane]
+            lane, begins, until, number, ends = turns.turn()
+            assert begins == turns.stands[lane] == min(turns.stands.values())
             assert number >= last  # a client that waits for its turn never misses a round that is released
             last = number
             assert (number <= 0) == (begins < most)
             assert number == rounds or number <= 0
-            until = turns.until(lane)
             assert begins < until <= begins + size
             assert begins >= most or until <= most
-            ends = turns.ends_round(lane)
-            assert turns.deliver(lane, until - begins) == ends
+            after = turns.lane_after()
+            assert turns.deliver(until - begins) == ends
+            assert turns.turn()[0] == after
             if ends:
                 break
         assert set(turns.stands.values()) == {most + rounds * size}
@@ -184,14 +185,13 @@ def deliver_all(groups: list[RoundRobin], totals: list[int], drop_last: bool, st
     for done in range(stop):
         able = []
         for turns in groups:
-            lane = turns.turn()
-            rounds = released_rounds(known, known, turns.most, turns.microbatch_size, drop_last)[0]
-            if turns.round_of(lane) <= rounds:
-                able.append((turns, lane))
+            lane, _, until, round_, _ = turns.turn()
+            if round_ <= released_rounds(known, known, turns.most, turns.microbatch_size, drop_last)[0]:
+                able.append((turns, lane, until))
         if not able:
             return done
-        turns, lane = pick(able)
-        turns.deliver(lane, min(turns.until(lane), totals[lane]) - turns.records[lane])
+        turns, lane, until = pick(able)
+        turns.deliver(min(until, totals[lane]) - turns.records[lane])
     return stop
 
 
@@ -214,11 +214,11 @@ def test_after_any_stops_each_lane_has_delivered_as_many_records_as_without_them
 
 def test_a_lane_that_had_run_out_before_the_stop_has_no_batch_to_catch_up_with():
     turns = RoundRobin({0: 12, 1: 5}, 12, 4)
-    assert turns.turn() == 1
+    assert turns.turn()[0] == 1
     assert turns.is_void(1, 0)
     assert not turns.is_void(1, 2)
-    turns.deliver(1, 0)
-    turns.deliver(1, 0)
+    turns.deliver(0)
+    turns.deliver(0)
     assert turns.stands == {0: 12, 1: 12}
     assert not turns.is_void(1, 0)  # from here on an empty batch takes its turn, as on every rank
     assert turns.records[1] == 5

@@ -213,28 +213,66 @@ def read(buffer: Buffer) -> Block:
     """
     if buffer.dtype != _UINT8 or buffer.ndim != 1 or not buffer.flags.c_contiguous:
         raise ValueError("a block is read from a contiguous one-dimensional uint8 array")
-    try:
-        return _read(buffer)
-    except ProtocolError:
-        raise
-    except Exception as error:  # what a corrupt header may make of msgpack and numpy
-        raise ProtocolError(f"corrupt block: {type(error).__name__}: {error}") from error
+    lying = LyingBlock(buffer)
+    return Block(lying.fields, lying.samples, lying.sample_offsets)
 
 
-def _read(buffer: Buffer) -> Block:
+class LyingBlock(Block):
+    """The block in `buffer`, as `read` gives it, each part of it read when it is first asked for.
+
+    A rank that only wants its tokens need not pay for views of the samples' names.
+    """
+
+    __slots__ = ("_buffer", "_form")
+    _form: _Form
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
+
+    def __len__(self) -> int:
+        return self._form.records
+
+    def __getattr__(self, name: str) -> Any:  # of slots that are empty
+        try:
+            if name == "_form":
+                self._form = _form_in(self._buffer)
+            elif name == "fields":
+                self.fields = _fields(self._buffer, self._form)
+            elif name in ("samples", "sample_offsets"):
+                form, of_records = self._form, None
+                samples = _array(self._buffer, form.samples)
+                if form.sample_offsets is not None:
+                    of_records = _offsets(self._buffer, form.sample_offsets, len(samples))
+                self.samples, self.sample_offsets = samples, of_records
+            else:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+        except (ProtocolError, AttributeError):
+            raise
+        except Exception as error:  # what a corrupt header may make of msgpack and numpy
+            raise ProtocolError(f"corrupt block: {type(error).__name__}: {error}") from error
+        return getattr(self, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Block, (self.fields, self.samples, self.sample_offsets)
+
+
+def _form_in(buffer: Buffer) -> _Form:
+    """The form of the block, whose arrays lie within `buffer`."""
     if len(buffer) < _PREFIX.size:
         raise ProtocolError(f"corrupt block: {len(buffer)} bytes are less than a header")
-    magic, size, total = _PREFIX.unpack_from(buffer.data)
+    data = buffer.data
+    magic, size, total = _PREFIX.unpack_from(data)
     start = _PREFIX.size + size
     if magic != _MAGIC or not start <= total <= len(buffer):
         raise ProtocolError(f"no block begins here: {magic!r}, {size} bytes of header, {total} of {len(buffer)} bytes")
-    header = buffer[_PREFIX.size : start].tobytes()
+    header = data[_PREFIX.size : start].tobytes()
     form = _kept_form(header) if size <= _SMALL else _form(header)
     if form.nbytes > total:
         raise ProtocolError(f"corrupt block: its arrays end at byte {form.nbytes}, beyond its {total} bytes")
-    rows, of_records = _array(buffer, form.samples), None
-    if form.sample_offsets is not None:
-        of_records = _offsets(buffer, form.sample_offsets, len(rows))
+    return form
+
+
+def _fields(buffer: Buffer, form: _Form) -> dict[str, Column]:
     fields: dict[str, Column] = {}
     for name, kind, offsets, (shape, dtype, position) in form.fields:
         array = np.ndarray(shape, dtype, buffer, position)
@@ -244,7 +282,7 @@ def _read(buffer: Buffer) -> Block:
             fields[name] = PickledObjects(name, array, form.records)
         else:
             fields[name] = _OF_OFFSETS[kind](array, _offsets(buffer, offsets, len(array)))
-    return Block(fields, rows, of_records)
+    return fields
 
 
 def _array(buffer: Buffer, at: _Array) -> AnyArray:

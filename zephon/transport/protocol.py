@@ -271,6 +271,11 @@ class BatchReady:
     first_record: int
     records: int
 
+    @property
+    def rows(self) -> Iterable[tuple[int, ...]]:
+        """Its fields, as of one of `BatchesReady`."""
+        return (_numbers_of(self),)
+
 
 _NUMBERS = len(fields(BatchReady))
 _numbers_of = attrgetter(*(each.name for each in fields(BatchReady)))
@@ -292,9 +297,10 @@ class BatchesReady:
         return cls([number for ready in batches for number in _numbers_of(ready)])
 
     @property
-    def batches(self) -> list[BatchReady]:
+    def rows(self) -> Iterable[tuple[int, ...]]:
+        """The fields of each."""
         numbers = iter(self.numbers)
-        return [BatchReady(*row) for row in zip(*[numbers] * _NUMBERS)]
+        return zip(*[numbers] * _NUMBERS)
 
 
 @message("announced")

@@ -12,14 +12,14 @@ order. After `regrow` the old generation gives out no slot and retires once all 
 generation of a payload alone.
 
 Reader's side, `LeaseKeeper`: the lease on a slot is the lifetime of the arrays over it. A numpy view refers to the
-array at the end of its chain of bases, but the chain is not followed past an array of another type. So an ndarray
-subclass instance, the `SlotLease`, sits between the mapping and what the user gets:
+array at the end of its chain of bases, but the chain is followed past no array whose base is of another type. So an
+ndarray subclass instance, the `SlotLease`, sits between the mapping and what the user gets:
 
-    mapping  <-  anchor (another subclass)  <-  SlotLease  <-  plain array  <-  views of it, tensors, memoryviews
+    mapping  <-  anchor (another subclass)  <-  SlotLease  <-  plain arrays, views of them, tensors, memoryviews
 
-and when the last of those dies, so does the SlotLease, and the callback of a weak reference to it notes the slot's
-key. It runs in any thread and in the middle of anything: it takes no lock and only appends. It does nothing in
-a forked child, whose copies of the arrays are not the reader's.
+and when the last of those dies, so does the SlotLease, and the weak reference to it is appended to a queue. That is all
+that happens then: in any thread, in the middle of anything, without a lock or a line of Python. What a forked child's
+copies of the arrays append stays in the child.
 
 Rejected: `weakref.finalize` (a module-wide registry, `atexit` hooks, runs in forked children), reference counts kept
 in shared memory (a killed reader leaves them wrong), returning slots on `del batch` (a kept view would be overwritten).
@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -53,6 +53,7 @@ ALONE = 1 << 20
 ALONE_AT_ONCE = 2
 """Payloads of one ring that travel alone at once: the next one waits until one of them is back."""
 
+_UINT8 = np.dtype(np.uint8)
 _OUTGROWN = 4
 _IN_A_ROW = 4
 
@@ -78,12 +79,8 @@ class Slot(NamedTuple):
     offset: int
 
 
-class SlotKey(NamedTuple):
-    """What a reader gives back: slot `index` of `generation` of a lane's ring."""
-
-    lane: int
-    generation: int
-    index: int  # type: ignore[assignment]  # in place of a method of tuples that no key needs
+SlotKey = tuple[int, int, int]
+"""(lane, generation, index): what a reader gives back."""
 
 
 @dataclass(frozen=True)
@@ -295,12 +292,18 @@ class RingWriter:
         assert not set(self._retired) & set(self._generations)
 
 
-class _Anchor(np.ndarray[Any, Any]):
-    """Stands between the mapping and a SlotLease, so that numpy does not skip the lease when it collapses bases."""
+class Anchor(np.ndarray[Any, Any]):
+    """A mapping as leases are made over it: of a type of its own, so that numpy does not skip them when it collapses
+    bases.
+    """
+
+    __slots__ = ()
 
 
 class SlotLease(np.ndarray[Any, Any]):
     """Owns one slot for as long as any array over it lives. Never handed out itself."""
+
+    __slots__ = ()
 
 
 class _LeaseEnd(weakref.ref[SlotLease]):
@@ -311,41 +314,36 @@ class _LeaseEnd(weakref.ref[SlotLease]):
 class LeaseKeeper:
     """Makes arrays over slots and learns when the last array over each has died.
 
-    `lease`, `drain` and `held` belong to one thread; arrays may die in any. Arrays stay valid when the keeper is gone.
+    All is for one thread; arrays may die in any. Arrays stay valid when the keeper is gone.
     """
 
     def __init__(self) -> None:
-        self._pid = pid = os.getpid()
+        self._pid = os.getpid()
         self._ended: deque[_LeaseEnd] = deque()
-        self._live: dict[SlotKey, _LeaseEnd] = {}
-        self._held: Counter[int] = Counter()
+        self.live: defaultdict[int, dict[SlotKey, _LeaseEnd]] = defaultdict(dict)
+        """By lane, the leases of which it has not been seen that they ended: `held` looks, and counts."""
         self._returned: list[SlotKey] = []
 
-        def on_end(
-            end: weakref.ref[SlotLease], pid: int = pid, getpid: Any = os.getpid, note: Any = self._ended.append
-        ) -> None:
-            if getpid() == pid:
-                note(end)
-
-        self._on_end = on_end
-
-    def lease(self, array: Bytes, offset: int, nbytes: int, key: SlotKey, *, read_only: bool = False) -> Bytes:
+    def lease(self, array: Bytes, offset: int, nbytes: int, key: SlotKey) -> Bytes:
         """The `nbytes` bytes at `offset` of the mapped `array`, as a plain uint8 array whose lifetime, with that of
-        all views of it, is the lease. `read_only` clears its `writeable` flag.
+        all views of it, is the lease. It can be written where `array` can.
         """
-        if offset < 0 or nbytes < 0 or offset + nbytes > len(array):
-            raise ProtocolError(f"{key}: {nbytes} bytes at {offset} lie outside a segment of {len(array)} bytes")
-        self._sweep()
-        if key in self._live:
-            raise ProtocolError(f"{key}: handed out again while arrays over it live")
-        owner = array.view(_Anchor)[offset : offset + nbytes].view(SlotLease)
-        if read_only:
-            owner.flags.writeable = False
-        end = _LeaseEnd(owner, self._on_end)
-        end.key = key
-        self._live[key] = end
-        self._held[key.lane] += 1
+        owner = leased(array.view(Anchor), offset, nbytes)
+        self.hold(owner, key)
         return owner.view(np.ndarray)
+
+    def hold(self, owner: SlotLease, key: SlotKey) -> None:
+        """The lease has begun: its end will be noted. Who was interrupted in here calls it again, for the same."""
+        live = self.live[key[0]]
+        if key not in live:
+            end = _LeaseEnd(owner, self._ended.append)
+            end.key = key
+            live[key] = end
+        elif live[key]() is not owner:
+            self._sweep()
+            if key in live:
+                raise ProtocolError(f"slot {key}: handed out again while arrays over it live")
+            self.hold(owner, key)
 
     def drain(self) -> list[SlotKey]:
         """The slots to give back: those whose last array has died since the last call. Empty in a forked child."""
@@ -356,11 +354,17 @@ class LeaseKeeper:
     def held(self, lane: int | None = None) -> int:
         """How many slots, of one lane or of all, still have arrays over them."""
         self._sweep()
-        return len(self._live) if lane is None else self._held[lane]
+        return sum(map(len, self.live.values())) if lane is None else len(self.live[lane])
 
     def _sweep(self) -> None:
         while self._ended:
             key = self._ended.popleft().key
-            del self._live[key]
-            self._held[key.lane] -= 1
+            del self.live[key[0]][key]
             self._returned.append(key)
+
+
+def leased(anchor: Anchor, offset: int, nbytes: int) -> SlotLease:
+    """An owner of those bytes, uint8 `[nbytes]`; ProtocolError for others than the mapping has."""
+    if offset < 0 or nbytes < 0 or offset + nbytes > len(anchor):
+        raise ProtocolError(f"{nbytes} bytes at {offset} lie outside a segment of {len(anchor)} bytes")
+    return SlotLease(nbytes, _UINT8, anchor, offset)

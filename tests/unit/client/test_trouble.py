@@ -199,38 +199,46 @@ def test_case_J5_ctrl_c_in_a_wait_loses_and_repeats_nothing(make_peer: Make, joi
     assert batch["id"].tolist() == ids(batch.lane, done[batch.lane], done[batch.lane] + 2)
 
 
-def test_an_interrupt_at_any_line_loses_and_repeats_nothing(make_peer: Make, join: Join) -> None:
+@pytest.mark.parametrize(("event", "step"), [("line", 1), ("opcode", 7)])
+def test_an_interrupt_anywhere_loses_and_repeats_nothing(
+    make_peer: Make, join: Join, amount: Callable[[int, int], int], event: str, step: int
+) -> None:
     loader = join(make_peer(lanes=2, microbatch=2))
+    batches = iter(loader)
     got: dict[int, list[int]] = {0: [], 1: []}
     left = 0
 
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
+    def trace(frame: FrameType, at: str, _: Any) -> Any:
         nonlocal left
         if "zephon" not in frame.f_code.co_filename:
             return None
+        frame.f_trace_opcodes = event == "opcode"
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
         # No signal is looked at between the assignment that notes a batch as handed over and the return after it.
-        if event == "line" and linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() != "return batch":
+        if at == event and line != "return batch":
             left -= 1
             if left == 0:
                 signal.raise_signal(signal.SIGINT)
         return trace
 
-    interrupted = 0
-    for number in itertools.count(1):
+    interrupted = finished = 0
+    for number in itertools.count(1, amount(step, 1)):
         left = number
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.settrace(trace)
         try:
-            batch = loader.__next__()
+            batch = next(batches)
         except KeyboardInterrupt:
             interrupted += 1
+            finished = 0
             continue
         finally:
             sys.settrace(None)
             signal.signal(signal.SIGINT, before)
         got[batch.lane] += batch["id"].tolist()
         del batch
-        if left > 0 and number > 400:  # the call has fewer lines than that
+        finished += left > 0
+        if finished == 10:  # in a row: longer than any call
             break
     assert interrupted > 100
     assert got == {lane: ids(lane, 0, len(each)) for lane, each in got.items()}

@@ -97,11 +97,11 @@ class Rank:
         """Take one batch if it may; True if something was done."""
         if self.ended:
             return False
-        lane = self.turns.turn()
+        lane, _, _, round_, _ = self.turns.turn()
         state = self.released.get(self.epoch)
         if state is None:
             return False
-        if self.turns.round_of(lane) > state.rounds:
+        if round_ > state.rounds:
             if state.final:
                 self.ended = True
                 self.rounds.append(self.turns.rounds)
@@ -113,7 +113,7 @@ class Rank:
         block = self.world.read(ready)
         assert ready.first_record == self.turns.records[lane]
         self.got.setdefault((self.epoch, lane), []).extend(block.fields["id"].to_list() if len(block) else [])
-        self.turns.deliver(lane, len(block))
+        self.turns.deliver(len(block))
         self.batches[lane] += 1
         self.held.append(ready)
         return True

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from zephon.transport import protocol as p
 from zephon.transport.layout import read
 from zephon.transport.statement import decode_statement
 from zephon.windows import Front, run_window, window_of
+from zephon_client.ready import Ready
 from zephon_client.run import Run as ClientRun
 from zephon_daemon.instructions import DropRing, MakeRing, Tell, Write
 from zephon_daemon.run import Run
@@ -57,7 +58,7 @@ class Rank:
     begun: int = -1
     pipe: deque[Any] = field(default_factory=deque)
     rings: dict[tuple[int, int], Memory] = field(default_factory=dict)
-    held: list[p.BatchReady] = field(default_factory=list)
+    held: list[Ready] = field(default_factory=list)
     got: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     rounds: list[int] = field(default_factory=list)
     dead: bool = False
@@ -218,22 +219,22 @@ class World:
             if isinstance(message, Memory):
                 rank.rings[message.lane, message.generation] = message
             else:
-                run.take(deque([message]))
+                batch = Ready(*astuple(message)) if isinstance(message, p.BatchReady) else message
+                run.take(deque([batch]))
         epoch, lane = run.epoch, run.epoch.lane
-        ready = epoch.next_ready(lane)
+        ready = epoch.due()
         if ready is not None:
-            at = ready.at
-            memory = rank.rings[lane, at.generation]
-            block = read(memory.array[at.index * memory.slot_bytes :][: at.nbytes].copy())
+            memory = rank.rings[lane, ready.generation]
+            block = read(memory.array[ready.index * memory.slot_bytes :][: ready.nbytes].copy())
             if epoch.is_void(ready):
                 epoch.pass_over(ready)
             else:
                 rank.got.setdefault((epoch.number, lane), []).extend(block.fields["id"].to_list() if len(block) else [])
                 epoch.deliver(ready)
-            rank.held.append(at)
+            rank.held.append(ready)
             self.check_state(rank)
             return True
-        if epoch.over(lane):
+        if epoch.over:
             again = run.resumed_at_end
             rounds = epoch.turns.rounds
             rank.held += run.advance()

@@ -52,9 +52,8 @@ class Node:
                 if isinstance(order, Write):
                     self.ready[order.ready.lane].append([order.ready.lane, order.slot.generation, order.slot.index])
                 assert not isinstance(order, MakeRing) or order.clients == (0,)
-            while self.takes and self.ready[self.turns.turn()]:
-                lane = self.turns.turn()
-                self.turns.deliver(lane, MICROBATCH)
+            while self.takes and self.ready[lane := self.turns.turn()[0]]:
+                self.turns.deliver(MICROBATCH)
                 waiting.append(self.run.returned(0, [self.ready[lane].popleft()], 0, self.turns.rounds))
 
     def round(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import mmap
+import pickle
 import sys
 import weakref
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from zephon.columns import Block, Bytes, Column, Fixed, Objects, Ragged, Text, c
 from zephon.digests import block_digest
 from zephon.errors import ProtocolError, RunFailed, SettingError
 from zephon.ops.records import TAGS
-from zephon.transport.layout import measure, read
+from zephon.transport.layout import LyingBlock, measure, read
 
 ALL_KINDS = Block(
     {
@@ -63,6 +64,33 @@ def test_a_block_read_is_the_block_written(block: Block, spare: int) -> None:
     assert np.array_equal(back.samples, block.samples)
     assert (back.sample_offsets is None) == (block.sample_offsets is None)
     assert block_digest(canonical(back)) == block_digest(canonical(block))
+
+
+@given(packed_blocks(), st.permutations(["len", "fields", "samples", "sample_offsets", "pickle", "copy"]))
+def test_a_block_read_part_by_part_in_any_order_is_the_block_read_at_once(block: Block, order: list[str]) -> None:
+    buffer = written(block)
+    whole, lying = read(buffer), LyingBlock(buffer)
+    for part in order:
+        if part == "len":
+            assert len(lying) == len(whole)
+        elif part in ("pickle", "copy"):
+            again = lying.copy() if part == "copy" else pickle.loads(pickle.dumps(lying))
+            assert type(again) is Block
+            assert block_digest(again) == block_digest(whole)
+        elif part == "fields":
+            assert block_digest(lying) == block_digest(whole)
+            assert lying.fields is lying.fields
+        else:
+            assert np.array_equal(getattr(lying, part), getattr(whole, part))
+
+
+def test_a_corrupt_block_that_lies_there_is_a_protocol_error_when_it_is_touched_and_again() -> None:
+    lying = LyingBlock(np.zeros(64, np.uint8))
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="no block begins here"):
+            lying.fields
+    with pytest.raises(AttributeError, match="nothing_such"):
+        lying.nothing_such
 
 
 @pytest.mark.parametrize("count", [1, 100])

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zephon.errors import ProtocolError
-from zephon.transport.rings import LeaseKeeper, SlotKey, SlotLease
+from zephon.transport.rings import LeaseKeeper, SlotLease
 from zephon.transport.segments import PAGE, Segment
 
-KEY = SlotKey(lane=3, generation=0, index=1)
+KEY = (3, 0, 1)
 
 #: Everything that a trainer may make of an array without copying it.
 DERIVE: dict[str, Callable[[Any], Any]] = {
@@ -114,7 +114,7 @@ def test_a_cycle_that_holds_an_array_gives_the_slot_back_when_it_is_collected(se
 
 def test_many_slots_come_back_exactly_once_each_in_the_order_of_their_end(segment: Segment) -> None:
     keeper = LeaseKeeper()
-    keys = [SlotKey(lane, 0, index) for lane in range(4) for index in range(25)]
+    keys = [(lane, 0, index) for lane in range(4) for index in range(25)]
     arrays = {key: keeper.lease(segment.array, 8 * number, 8, key) for number, key in enumerate(keys)}
     order = random.Random(0).sample(keys, len(keys))
     for key in order:
@@ -138,13 +138,15 @@ def test_case_C11_ten_thousand_arrays_hold_no_descriptor(segment: Segment) -> No
     gc.collect()  # what earlier tests left to it
     before = len(os.listdir("/proc/self/fd"))
     keeper = LeaseKeeper()
-    arrays = [keeper.lease(segment.array, 0, 8, SlotKey(0, 0, index)) for index in range(10_000)]
+    arrays = [keeper.lease(segment.array, 0, 8, (0, 0, index)) for index in range(10_000)]
     assert len(os.listdir("/proc/self/fd")) <= before  # fewer where another test's are closed only now
     assert keeper.held() == len(arrays)
 
 
 def test_a_read_only_lease_and_its_views_cannot_be_written(segment: Segment) -> None:
-    array = LeaseKeeper().lease(segment.array, 0, 8, KEY, read_only=True)
+    read_only = segment.array.view()
+    read_only.flags.writeable = False
+    array = LeaseKeeper().lease(read_only, 0, 8, KEY)
     for view in (array, array[2:], array.view(np.int32), array.reshape(2, 4)):
         assert not view.flags.writeable
         with pytest.raises(ValueError, match="read-only"):
@@ -176,7 +178,7 @@ def test_a_slot_handed_out_twice_or_outside_the_segment_is_an_error(segment: Seg
         keeper.lease(segment.array, 0, 8, KEY)
     for offset, nbytes in ((-1, 4), (4 * PAGE - 3, 4), (0, -1)):
         with pytest.raises(ProtocolError, match="outside"):
-            keeper.lease(segment.array, offset, nbytes, SlotKey(0, 0, 0))
+            keeper.lease(segment.array, offset, nbytes, (0, 0, 0))
     assert keeper.held() == 1
     del array
     assert keeper.lease(segment.array, 0, 8, KEY).size == 8
@@ -184,7 +186,7 @@ def test_a_slot_handed_out_twice_or_outside_the_segment_is_an_error(segment: Seg
 
 def test_the_copies_in_a_forked_child_return_nothing(segment: Segment) -> None:
     keeper = LeaseKeeper()
-    early = keeper.lease(segment.array, 0, 8, SlotKey(0, 0, 0))
+    early = keeper.lease(segment.array, 0, 8, (0, 0, 0))
     array = keeper.lease(segment.array, 8, 8, KEY)
     del early  # Noted before the fork, and not drained yet: it is the parent's to give back.
     child = os.fork()
@@ -192,6 +194,6 @@ def test_the_copies_in_a_forked_child_return_nothing(segment: Segment) -> None:
         del array
         os._exit(len(keeper.drain()))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert keeper.drain() == [SlotKey(0, 0, 0)]
+    assert keeper.drain() == [(0, 0, 0)]
     del array
     assert keeper.drain() == [KEY]
