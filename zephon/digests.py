@@ -4,7 +4,8 @@ BLAKE2b of 128 bits over the fields in the order of their names: name, kind, dty
 lane and place are no part of it. A batch without records has one digest, whatever columns it still shows: they come
 from the machinery and not from records.
 
-Python objects are walked by value. A pickle of them would not do: it tells two references to one object from two equal
+Python objects are walked by value, each container to a digest of its own, which is remembered: a list that is found in
+a thousand places is walked once. A pickle of them would not do: it tells two references to one object from two equal
 objects, and one process's strings from another's. A class is known by its qualified name alone, since a recipe's module
 has another name under a daemon than in a notebook.
 """
@@ -21,6 +22,8 @@ import numpy as np
 from zephon.columns import AnyArray, Block, Bytes, Column, Fixed, Ragged, Text
 
 _BYTES = 16
+_NOWHERE = sys.maxsize
+_TAGS: dict[type, bytes] = {dict: b"d", list: b"l", tuple: b"t"}
 
 
 def block_digest(block: Block) -> bytes:
@@ -50,7 +53,7 @@ def column_digest(column: Column) -> bytes:
         _array(out, compact.values)
     else:
         out.update(b"O")
-        _value(out, column.to_list(), {})
+        _Walk().feed(out, column.to_list())
     return out.digest()
 
 
@@ -64,73 +67,113 @@ def _array(out: blake2b, array: AnyArray) -> None:
     out.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
 
-def _value(out: blake2b, value: Any, above: dict[int, int]) -> None:
-    """Feeds one Python object. `above` maps the id of each container around it to its depth."""
-    kind = type(value)
-    if value is None or kind is bool:
-        out.update(repr(value)[:1].encode())
-    elif kind is int:
-        _sized(out, b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
-    elif kind is float:
-        out.update(b"f" + struct.pack("<d", value))
-    elif kind is str:
-        _sized(out, b"s", value.encode("utf-8", "surrogatepass"))
-    elif kind is bytes:
-        _sized(out, b"b", value)
-    elif isinstance(value, type):
-        _sized(out, b"c", value.__qualname__.encode())
-    elif isinstance(value, np.generic) and not value.dtype.hasobject and value.dtype.kind != "V":
-        _sized(out, b"g", value.dtype.str.encode())
-        out.update(value.tobytes())
-    elif kind is np.ndarray and not value.dtype.hasobject and value.dtype.kind not in "VT":
-        _array(out, value)
-    elif id(value) in above:
-        out.update(b"^" + struct.pack("<q", above[id(value)]))
-    else:
-        _container(out, value, {**above, id(value): len(above)})
+class _Walk:
+    """One walk through Python objects. What holds itself is known by how far up it is found again."""
+
+    def __init__(self) -> None:
+        self._above: dict[int, int] = {}
+        """Of each container around, by id, how many are around it."""
+        self._known: dict[int, tuple[bytes, Any]] = {}
+        """Digests of containers by id, with the container, whose id is nobody else's as long as it is kept."""
+        self._reached = _NOWHERE
+        """How many containers are around the outermost one that was found again in what is walked."""
+
+    def feed(self, out: blake2b, value: Any) -> None:
+        """Feeds one object."""
+        kind = type(value)
+        if value is None or kind is bool:
+            out.update(repr(value)[:1].encode())
+        elif kind is int:
+            _sized(out, b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        elif kind is float:
+            out.update(b"f" + struct.pack("<d", value))
+        elif kind is str:
+            _sized(out, b"s", value.encode("utf-8", "surrogatepass"))
+        elif kind is bytes:
+            _sized(out, b"b", value)
+        elif isinstance(value, type):
+            _sized(out, b"c", value.__qualname__.encode())
+        elif isinstance(value, np.generic) and not value.dtype.hasobject and value.dtype.kind != "V":
+            _sized(out, b"g", value.dtype.str.encode())
+            out.update(value.tobytes())
+        elif kind is np.ndarray and _is_plain(value):
+            _array(out, value)
+        elif kind is np.ma.MaskedArray and _is_plain(value):
+            _masked(out, value)
+        elif id(value) in self._above:
+            depth = self._above[id(value)]
+            self._reached = min(self._reached, depth)
+            out.update(b"^" + struct.pack("<q", len(self._above) - depth))
+        else:
+            out.update(b"h" + self._digest(value))
+
+    def _digest(self, value: Any) -> bytes:
+        """The digest of a container; known if it was met before, and nothing in it leads to one around it."""
+        known = self._known.get(id(value))
+        if known is not None:
+            return known[0]
+        depth, before, self._reached = len(self._above), self._reached, _NOWHERE
+        self._above[id(value)] = depth
+        own = blake2b(digest_size=_BYTES)
+        self._container(own, value)
+        del self._above[id(value)]
+        digest = own.digest()
+        if self._reached >= depth:
+            self._known[id(value)] = digest, value
+            self._reached = before
+        else:
+            self._reached = min(before, self._reached)
+        return digest
+
+    def _container(self, out: blake2b, value: Any) -> None:
+        kind = type(value)
+        torch = sys.modules.get("torch")
+        if kind in _TAGS:  # no call more than it takes: what is deep takes many in one another
+            items = [part for item in value.items() for part in item] if kind is dict else value
+            out.update(_TAGS[kind] + struct.pack("<q", len(items)))
+            for item in items:
+                self.feed(out, item)
+        elif kind is set or kind is frozenset:
+            members = []
+            for member in value:
+                one = blake2b(digest_size=_BYTES)
+                self.feed(one, member)
+                members.append(one.digest())
+            _sized(out, b"e" if kind is set else b"z", b"".join(sorted(members)))
+        elif kind is np.ndarray:
+            _sized(out, b"v", repr((np.lib.format.dtype_to_descr(value.dtype), value.shape)).encode())
+            self.feed(out, value.tolist())
+        elif torch is not None and isinstance(value, torch.Tensor):
+            _sized(out, b"x", repr((str(value.dtype), tuple(value.shape))).encode())
+            out.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        else:
+            self._reduced(out, value)
+
+    def _reduced(self, out: blake2b, value: Any) -> None:
+        """Any other object, by what pickle would rebuild it from."""
+        name = getattr(value, "__qualname__", None)
+        reduced: str | tuple[Any, ...] = name if isinstance(name, str) else value.__reduce_ex__(4)
+        if isinstance(reduced, str):
+            _sized(out, b"q", reduced.encode())
+            return
+        parts: list[Any] = [*reduced, None, None, None]
+        function, arguments, state, members, items = parts[:5]
+        _sized(out, b"r", getattr(function, "__qualname__", type(function).__qualname__).encode())
+        self.feed(out, arguments)
+        self.feed(out, state)
+        self.feed(out, None if members is None else list(members))
+        self.feed(out, None if items is None else [list(item) for item in items])
 
 
-def _container(out: blake2b, value: Any, above: dict[int, int]) -> None:
-    kind = type(value)
-    torch = sys.modules.get("torch")
-    if kind is dict:
-        _items(out, b"d", [part for item in value.items() for part in item], above)
-    elif kind is list or kind is tuple:
-        _items(out, b"l" if kind is list else b"t", value, above)
-    elif kind is set or kind is frozenset:
-        members = []
-        for member in value:
-            one = blake2b(digest_size=_BYTES)
-            _value(one, member, above)
-            members.append(one.digest())
-        _items(out, b"e" if kind is set else b"z", sorted(members), above)
-    elif kind is np.ndarray:
-        _sized(out, b"v", repr((np.lib.format.dtype_to_descr(value.dtype), value.shape)).encode())
-        _value(out, value.tolist(), above)
-    elif torch is not None and isinstance(value, torch.Tensor):
-        _sized(out, b"x", repr((str(value.dtype), tuple(value.shape))).encode())
-        out.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    else:
-        _reduced(out, value, above)
+def _is_plain(array: AnyArray) -> bool:
+    """Whether its bytes say all."""
+    return not array.dtype.hasobject and array.dtype.kind not in "VT"
 
 
-def _reduced(out: blake2b, value: Any, above: dict[int, int]) -> None:
-    """Any other object, by what pickle would rebuild it from."""
-    name = getattr(value, "__qualname__", None)
-    reduced: str | tuple[Any, ...] = name if isinstance(name, str) else value.__reduce_ex__(4)
-    if isinstance(reduced, str):
-        _sized(out, b"q", reduced.encode())
-        return
-    parts: list[Any] = [*reduced, None, None, None]
-    function, arguments, state, members, items = parts[:5]
-    _sized(out, b"r", getattr(function, "__qualname__", type(function).__qualname__).encode())
-    _value(out, arguments, above)
-    _value(out, state, above)
-    _value(out, None if members is None else list(members), above)
-    _value(out, None if items is None else [list(item) for item in items], above)
-
-
-def _items(out: blake2b, tag: bytes, values: Any, above: dict[int, int]) -> None:
-    out.update(tag + struct.pack("<q", len(values)))
-    for value in values:
-        _value(out, value, above)
+def _masked(out: blake2b, array: np.ma.MaskedArray[Any, Any]) -> None:
+    """A masked array: what its mask hides is no part of it."""
+    mask = np.ma.getmaskarray(array)
+    out.update(b"m")
+    _array(out, np.asarray(array.fill_value, array.dtype))
+    _array(out, mask)
+    _array(out, np.where(mask, np.zeros((), array.dtype), array.data))

@@ -165,9 +165,9 @@ class _Epoch:
                 total = max(total, proportions.first_total_with(i, self.rows[i] * self.rules.passes - had[i]))
             except ValueError as error:
                 raise SettingError(
-                    f"mixture: dataset {self.names[i]!r} never completes {many(self.rules.passes, 'pass', 'passes')}, "
-                    "since its weight becomes 0 before, so the epoch would never end. Set exhausted_policy or "
-                    "max_repeats."
+                    f"mixture: dataset {self.names[i]!r} never completes its "
+                    f"{many(self.rules.passes, 'pass', 'passes')}, since its weight becomes 0 before, so the epoch "
+                    "would never end. Set exhausted_policy or max_repeats."
                 ) from error
         return total
 

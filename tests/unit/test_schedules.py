@@ -186,7 +186,7 @@ def test_fractions_of_an_epoch_without_a_known_length_are_refused_with_what_woul
 
 def test_a_schedule_that_never_comes_to_an_end_or_to_nothing_says_so():
     points = [(0, {"a": 1, "b": 0}), (10, {"a": 0, "b": 1})]
-    with pytest.raises(SettingError, match="dataset 'a' never completes its 1 passes"):
+    with pytest.raises(SettingError, match="dataset 'a' never completes its 1 pass,"):
         curriculum_of(points, 50, 50)
     with pytest.raises(SettingError, match=r"at sample 3 of the epoch.*\['b'\] have rows left"):
         curriculum_of(points, 3, 50, max_repeats=0)

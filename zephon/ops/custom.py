@@ -30,7 +30,7 @@ from zephon.ops.base import Faults, Operator, Stateless, WindowKey, said
 from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator, groups_of
 from zephon.ops.interrupts import is_interrupt
-from zephon.ops.records import block_of, call, copied, records_of, tried, wrong_records
+from zephon.ops.records import block_of, call, copied, records_of, taken, tried
 from zephon.ops.sending import sendable
 from zephon.randomness import Draws, begin_again, drawing
 from zephon.types import SampleRecord
@@ -223,8 +223,8 @@ class Driven:
             if is_interrupt(error):
                 raise
             return error, []
-        wrong = wrong_records(made, "process_many", lane_of(faults))
-        return (wrong, []) if wrong else (None, made)
+        given = taken(made, "process_many", lane_of(faults))
+        return (given, []) if isinstance(given, str) else (None, given)
 
 
 class Custom(Driven, Stateless):
@@ -331,11 +331,11 @@ class _Window(GroupedAccumulator):
     def _made(self, groups: list[Records], faults: Faults) -> list[Block]:
         out: list[Block] = []
         for group in groups:
-            wrong = wrong_records(group, "the accumulator", lane_of(faults))
-            if wrong:
-                raise RunFailed(f"{self._operator.name}: {wrong}")
-            if group:
-                out.append(self._done(group, faults))
+            records = taken(group, "the accumulator", lane_of(faults))
+            if isinstance(records, str):
+                raise RunFailed(f"{self._operator.name}: {records}")
+            if records:
+                out.append(self._done(records, faults))
         return [block for block in out if len(block)]
 
     def _done(self, group: Records, faults: Faults) -> Block:

@@ -9,6 +9,7 @@ them out of sight. Lineage and tags travel in hidden fields of the block, where 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -81,46 +82,43 @@ def own_rows(block: Block) -> list[dict[str, Any]]:
     return block.with_fields(fields).to_rows()
 
 
-def own(value: Any, levels: int = NESTED) -> Any:
+def own(value: Any) -> Any:
     """The same value, copied where somebody could change it: lists, dicts, sets, tuples of them, arrays.
 
-    Raises `NestedTooDeep` if lists, dicts and tuples of such lie in one another on more than so many levels.
+    One that is found in several places is copied once, and found in these places again. Raises `NestedTooDeep` if
+    lists, dicts and tuples of such lie in one another on more than `NESTED` levels.
     """
-    kind = type(value)
-    if kind in _SHARED:
-        return value
-    if kind is list or kind is tuple:
-        if _SHARED.issuperset(map(type, value)):
-            return value.copy() if kind is list else value
-        if not levels:
-            raise NestedTooDeep
-        items = [own(item, levels - 1) for item in value]
-        return items if kind is list else tuple(items)
-    if kind is dict:
-        if _SHARED.issuperset(map(type, value.values())):
-            return value.copy()
-        if not levels:
-            raise NestedTooDeep
-        return {key: own(item, levels - 1) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    if kind in (set, bytearray):
-        return value.copy()
-    return value
+    return value if type(value) in _SHARED else _owned(value, NESTED, {})[0]
 
 
-def _is_nested_too_deep(value: Any, levels: int = NESTED) -> bool:
-    """Whether `own` would refuse it."""
-    kind = type(value)
-    if kind is not dict and kind is not list and kind is not tuple:
-        return False
-    items = value.values() if kind is dict else value
-    if _SHARED.issuperset(map(type, items)):
-        return False
-    for item in items if levels else ():
-        if _is_nested_too_deep(item, levels - 1):
-            return True
-    return not levels
+def _owned(value: Any, levels: int, held: dict[int, tuple[Any, int]]) -> tuple[Any, int]:
+    """The value's copy, and on how many levels lists, dicts and tuples lie in one another in it: at most `levels`.
+
+    `held` has both of what was copied before, by id.
+    """
+    found = held.get(id(value))
+    if found is not None:
+        if found[1] > levels:
+            raise NestedTooDeep
+        return found
+    kind, made, height = type(value), value, 0
+    if kind is dict or kind is list or kind is tuple:
+        items = value.values() if kind is dict else value
+        if not _SHARED.issuperset(map(type, items)):
+            if not levels:
+                raise NestedTooDeep
+            height, items = 1, list(items)
+            for place, item in enumerate(items):
+                if type(item) not in _SHARED:
+                    items[place], below = _owned(item, levels - 1, held)
+                    height = max(height, below + 1)
+            made = dict(zip(value, items)) if kind is dict else items if kind is list else tuple(items)
+        elif kind is not tuple:
+            made = value.copy()
+    elif isinstance(value, np.ndarray) or kind is set or kind is bytearray:
+        made = value.copy()
+    found = held[id(value)] = made, height
+    return found
 
 
 def wrong_payload(payload: Any, expected: str = "a dict") -> str | None:
@@ -164,30 +162,34 @@ def records_of(block: Block, faults: Faults) -> list[SampleRecord]:
 
 
 def block_of(records: Sequence[SampleRecord], like: Block) -> Block:
-    """Records that a function returned, as a block; `like` is one of those that it was given."""
+    """Records that were `taken` from a function, as a block; `like` is one of those that it was given."""
     if not records:
         return like.slice(0, 0)
-    origins = [record.meta._origin or () for record in records]  # never empty: see `wrong_records`
+    origins = [record.meta._origin or () for record in records]  # never empty: see `taken`
     samples = np.array([sample for origin in origins for sample in origin], np.int64)
     offsets = None
     if like.sample_offsets is not None or len(samples) != len(records):
         offsets = np.zeros(len(records) + 1, np.int64)
         np.cumsum([len(origin) for origin in origins], out=offsets[1:])
-    made = Block.from_rows([own(record.payload) for record in records], samples, offsets)
+    made = Block.from_rows([record.payload for record in records], samples, offsets)
     hidden: dict[str, Column] = {}
     if any(record.meta.lineage for record in records):
         hidden[LINEAGE] = Objects([tuple(record.meta.lineage) for record in records])
     if any(record.meta.tags for record in records):
-        hidden[TAGS] = Objects([own(record.meta.tags) for record in records])
+        hidden[TAGS] = Objects([record.meta.tags for record in records])
     for name in dict.fromkeys(name for record in records for name in record.meta._hidden):
         hidden[name] = column_of([record.meta._hidden.get(name, MISSING) for record in records])
     return made.with_fields({**made.fields, **hidden})
 
 
-def wrong_records(result: Any, what: str, lane: int) -> str | None:
-    """What is wrong with what a function returned for records, if anything. `what` is the function's name."""
+def taken(result: Any, what: str, lane: int) -> list[SampleRecord] | str:
+    """The records that a function returned, with payloads and tags that are nobody else's; or what is wrong with them.
+
+    `what` is the function's name.
+    """
     if not isinstance(result, list):
         return f"{what} returned {type(result).__name__}, expected a list of SampleRecord"
+    records = []
     for record in result:
         if not isinstance(record, SampleRecord):
             return f"{what} returned a list with a {type(record).__name__} in it, expected SampleRecord"
@@ -207,9 +209,14 @@ def wrong_records(result: Any, what: str, lane: int) -> str | None:
         wrong = wrong_payload(record.payload)
         if wrong:
             return wrong.replace("the function returned", f"{what} returned a record with the payload", 1)
-        if _is_nested_too_deep(record.payload) or _is_nested_too_deep(record.meta.tags):
-            return f"{what} returned a record in which {NestedTooDeep()}"
-    return None
+        try:
+            payload = own(record.payload)
+            if meta.tags:
+                meta = replace(meta, tags=own(meta.tags))
+        except NestedTooDeep as error:
+            return f"{what} returned a record in which {error}"
+        records.append(SampleRecord(meta, payload))
+    return records
 
 
 def call(function: Callable[..., Any], *arguments: Any) -> Any:

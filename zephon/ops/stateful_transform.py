@@ -23,7 +23,7 @@ from zephon.ops.base import Accumulator, Faults, WindowKey, said
 from zephon.ops.custom import lane_of, of_group
 from zephon.ops.divided import Divided
 from zephon.ops.grouping import GROUP, GroupedAccumulator
-from zephon.ops.records import block_of, call, copied, records_of, tried, wrong_records
+from zephon.ops.records import block_of, call, copied, records_of, taken, tried
 from zephon.ops.sending import sendable
 from zephon.randomness import Draws, drawing
 from zephon.types import SampleRecord
@@ -101,10 +101,9 @@ class StatefulTransform(Divided):
         return call(self.init_state) if callable(self.init_state) else copy.deepcopy(self.init_state)
 
     def checked(self, what: str, result: Any, where: str, faults: Faults) -> Records:
-        wrong = wrong_records(result, what, lane_of(faults))
-        if wrong:
-            raise RunFailed(f"{self.name}: {where}: {wrong}")
-        records: Records = result
+        records = taken(result, what, lane_of(faults))
+        if isinstance(records, str):
+            raise RunFailed(f"{self.name}: {where}: {records}")
         return records
 
     def guarded(self, what: str, where: str, function: Callable[..., Any], *arguments: Any) -> Any:

@@ -335,7 +335,7 @@ def test_tokens_are_found_in_every_kind_of_column_and_under_the_usual_names(colu
         ({"input_ids": [True]}, "list of bool"),
         ({"input_ids": [2**31]}, "token ids"),
         ({"input_ids": np.array([2**40])}, "token ids"),
-        ({"input_ids": [1, 2], "loss_mask": [1]}, "1 values for 2 tokens"),
+        ({"input_ids": [1, 2], "loss_mask": [1]}, "1 value for 2 tokens"),
         ({"input_ids": [1, 2], "loss_mask": "ab"}, "'loss_mask'"),
     ],
 )

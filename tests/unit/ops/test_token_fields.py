@@ -53,7 +53,7 @@ def test_a_mask_in_arrays_means_the_same_as_one_in_lists(drawn: Any, dtypes: Any
 
 
 def test_a_mask_in_arrays_that_is_longer_than_its_tokens_is_a_bad_record() -> None:
-    with pytest.raises(RecordError, match="row 1: .*'loss_mask': 2 values for 1 tokens in 'input_ids'"):
+    with pytest.raises(RecordError, match="row 1: .*'loss_mask': 2 values for 1 token in 'input_ids'"):
         documents(ragged([[1], [2]], np.int32), ragged([[1], [0, 1]], np.float32))
 
 
