@@ -84,17 +84,16 @@ class RowOrder:
             distinct, which = passes[:1], np.zeros(1, dtype=np.int64)
         else:
             distinct, which = np.unique(passes, return_inverse=True)
-        keys = mix(self._key, distinct)
-        within = self._permuted_in_blocks(within, keys[which])
+        permuted = self._block != 1 or self._shuffle_within
+        keys: Any = mix(self._key, distinct)[which] if permuted else None
+        within = within if self._block == 1 else self._permuted_in_blocks(within, keys)
         slot, row = self._laid_out(within, distinct, which)
         shard = self._shards[slot]
         if self._shuffle_within:
-            row = permute(row, self._counts[slot], mix(keys[which], "rows", shard))
+            row = permute(row, self._counts[slot], mix(keys, "rows", shard))
         return shard, row
 
     def _permuted_in_blocks(self, within: I64, keys: Any) -> I64:
-        if self._block == 1:
-            return within
         if self._block == self.rows:
             return permute(within, self.rows, mix(keys, "block", 0))
         block, offset = np.divmod(within, np.int64(self._block))
