@@ -99,6 +99,15 @@ def test_a_partial_part_speaks_for_its_lanes_and_a_complete_one_for_the_rest(che
     assert complete_checkpoint(merged).lanes == {**checkpoint.lanes, **moved}
 
 
+def test_what_earlier_epochs_came_to_is_kept_and_stated_only_where_there_were_any():
+    lanes = {0: Frontier(), 1: Frontier()}
+    first = Checkpoint({"canonical_replicas": 2}, 0, lanes)
+    later = Checkpoint({"canonical_replicas": 2}, 1, lanes, past=40)
+    assert "past" not in first.to_json()
+    assert complete_checkpoint(json.loads(json.dumps(later.to_json()))) == later
+    assert merge_checkpoints([{**later.to_json(), "past": 36}, later.to_json()])["past"] == 40
+
+
 @given(checkpoints(), st.booleans())
 def test_parts_that_contradict_each_other_are_refused(checkpoint, whole):
     lanes = dict(checkpoint.lanes) if whole else {0: checkpoint.lanes[0]}
@@ -128,6 +137,8 @@ GOOD = Checkpoint({"canonical_replicas": 2}, 0, {0: Frontier(), 1: Frontier(1, 2
         ({"identity": {"canonical_replicas": True}}, "canonical_replicas"),
         ({"epoch": -1}, "epoch"),
         ({"epoch": 1.0}, "epoch"),
+        ({"past": -1}, "past"),
+        ({"past": None}, "past"),
         ({"lanes": []}, "lanes"),
         ({"lanes": {}}, "lanes"),
         ({"lanes": {"2": GOOD["lanes"]["0"]}}, "lane '2' of 2"),
