@@ -116,9 +116,10 @@ class Run:
         stated = {reader.group for reader in self.readers.values() if reader.stated is not None}
         out: list[Instruction] = []
         for group in sorted(stated & self._unplaced):
+            self._stand_ins.limit(group)
             out += self._place(group, without=True)
         for group in self._stand_ins.needed(self.missing_groups(), self._came):
-            self._stand_ins.groups.add(group)
+            self._stand_ins.begin(group)
             for number in self.owned[group]:
                 epoch, start = self._stand_ins.last_known(number)
                 producer = LaneProducer(self.plan, epoch, number, start, self.task_samples)
@@ -261,7 +262,7 @@ class Run:
         if lane is None:
             return "its group to attach"
         missing = self.missing_readers(lane.group)
-        if missing and not self._is_placed(lane.group):
+        if missing and (not self._is_placed(lane.group) or self._stand_ins.holds(lane, missing)):
             return f"{many(missing, 'more rank')} of group {lane.group} to attach"
         if self._audience(lane, lane.stands + 1) is None:
             return "its ranks to begin the epoch"
@@ -413,7 +414,7 @@ class Run:
 
     def _may_turn_over(self, lane: Lane) -> bool:
         """Whether the lane is done with its epoch and the next one is wanted."""
-        if self._wanted_epoch <= lane.epoch:
+        if self._wanted_epoch <= lane.epoch or self._stand_ins.holds(lane, self.missing_readers(lane.group)):
             return False
         here = [reader for reader in self.readers.values() if reader.group == lane.group]
         if here and lane.group not in self._unplaced and all(reader.epoch > lane.epoch for reader in here):

@@ -5,6 +5,10 @@ rank that was told of a round right before an engine's death delivers it, and th
 that were not told. It comes back after that; until then an engine whose ranks are here finds out by itself how far the
 lanes of such a group come. It begins at the windows that are known, and keeps no further ahead than its own ranks have
 delivered.
+
+Ranks need not wait for each other, and then those that are here could go on through epoch after epoch. What engines
+keep of earlier ones does not go back so far (`EPOCHS_STATED`), and who came then could not end its own. So lanes of a
+group that lacks ranks go on to the next epoch, and to none behind it.
 """
 
 from __future__ import annotations
@@ -32,8 +36,22 @@ class StandIns:
         first_epoch: int,
     ) -> None:
         self.groups: set[int] = set()
+        self._last_epochs: dict[int, int] = {}
         self._plan, self._gates, self._others = plan, gates, others
         self._readers, self._starts, self._first_epoch = readers, starts, first_epoch
+
+    def begin(self, group: int) -> None:
+        """The group's lanes stand in from now on."""
+        self.groups.add(group)
+        self.limit(group)
+
+    def limit(self, group: int) -> None:
+        """Lanes of the group go on without some of its ranks, or all."""
+        self._last_epochs[group] = 1 + max(reader.at_epoch for reader in self._readers.values())
+
+    def holds(self, lane: Lane, missing: int) -> bool:
+        """Whether a lane has gone on for as long as it may while so many ranks of its group have not come."""
+        return missing > 0 and lane.epoch >= self._last_epochs.get(lane.group, ENDLESS)
 
     def needed(self, missing: Collection[int], came: Collection[int]) -> list[int]:
         """Of the groups of which nobody is here or in another engine, those that lost theirs, if ends depend on them.

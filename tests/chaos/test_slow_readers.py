@@ -55,7 +55,7 @@ def test_case_D1_a_reader_that_is_stopped_or_killed_is_named_and_the_others_keep
     recipe = counting(
         runtime_folder, ROWS * LANES, 4, lanes=LANES, batch=4, options="prefetch_batches=4, even_ends=False"
     )
-    with Daemon(recipe, more=["--stall-seconds", "0.5"]) as daemon, Ranks(daemon.socket, 4) as ranks:
+    with Daemon(recipe, more=["--stall-seconds", "2"]) as daemon, Ranks(daemon.socket, 4) as ranks:
         ranks.loaders.pop(2).close()
         until(lambda: len(daemon.report()["clients"]) == 3)
         with python(runtime_folder, READER, daemon.socket, stdin=subprocess.PIPE) as program:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from tests.unit.daemon.test_run import lane_records, pipeline
 from tests.unit.daemon.test_simulated_deaths import Rank, World
 from zephon_daemon.lane_waits import lane_waits
@@ -110,3 +112,28 @@ def test_lanes_that_stood_in_for_ranks_which_read_from_another_engine_now_are_no
     assert reported() == [0, 1, 2]
     oversight = Oversight(Patience(10.0, 100.0), world.scheduler, lambda _: world.plan, lambda: 0.0)
     assert set(lane_waits(0, engine, world.scheduler, oversight)) == {0, 1, 2}
+
+
+def test_ranks_go_on_to_the_next_epoch_without_others_and_no_further_so_that_these_can_end_theirs() -> None:
+    plan = pipeline(60, shuffle=0, drop=True, microbatch=1, drop_last=True).plan(dp_degree=2)
+    for late in ([1], [2, 3], [1, 2, 3], [1, 3]):
+        world = World(plan, 2, 2, 5, None)
+        away = [rank for number, rank in enumerate(world.ranks) if number in late]
+        here = [rank for number, rank in enumerate(world.ranks) if number not in late]
+        read(world, world.ranks, lambda ranks=world.ranks: rounds(*ranks) == 2)
+        world.kill_engine()
+        for rank in here:
+            world.come(rank)
+        assert world.engine is not None
+        world.do(world.engine.go_without())
+        with pytest.raises(AssertionError, match="to attach"):
+            read(world, here, lambda here=here: epoch(*here) == 3)
+        assert epoch(*here) in (1, 2)
+        for rank in away:
+            world.come(rank)
+        read(world, world.ranks, lambda ranks=world.ranks: epoch(*ranks) == 4)
+        check(world)
+
+
+def epoch(*ranks: Rank) -> int:
+    return min(rank.run.epoch.number if rank.run is not None else 0 for rank in ranks)
