@@ -26,30 +26,32 @@ _get_ident = threading.get_ident
 
 
 class Undisturbed:
-    """A context manager for short pieces of code, one thread at a time; not to be nested. Only the main thread has
-    interrupts that could disturb it.
+    """A context manager for short pieces of code, one thread at a time. Only the main thread has interrupts that
+    could disturb it.
     """
 
-    __slots__ = ("_came", "_handler", "_lock", "_main")
+    __slots__ = ("_came", "_handler", "_lock", "_mains")
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._main = False
-        """Whether the thread that holds the lock has put its interrupts off."""
+        self._mains: list[bool] = []
+        """Of each piece under way, the innermost last, whether it has put the interrupts off."""
         self._handler: Any = None
         self._came: tuple[int, FrameType | None] | None = None
 
     def __enter__(self) -> None:
         handler = _get_handler(_SIGINT)
-        main = callable(handler) and _get_ident() == threading.main_thread().ident
+        main = (
+            callable(handler) and handler != self._note and _get_ident() == threading.main_thread().ident
+        )  # a handler of another signal may come in between, and have a piece of its own
         if main:
             self._handler, self._came = handler, None
             _set_handler(_SIGINT, self._note)
         self._lock.acquire()
-        self._main = main
+        self._mains.append(main)
 
     def __exit__(self, *_: object) -> None:
-        main = self._main
+        main = self._mains.pop()
         self._lock.release()
         if not main:
             return

@@ -68,21 +68,22 @@ def test_wherever_the_training_thread_is_nothing_is_lost_or_half_done(make_peer:
         loader.lanes
         got: list[int] = []
         done = training(loader, got)
-        peer.until(lambda some=4 * number: len(peer.heard(p.Returned)) > some)
+        heard = len(peer.heard(p.Returned))
+        peer.until(lambda some=heard + number % 4: len(peer.heard(p.Returned)) > some)
         loader.close()
         closed_error(done)
         assert got == ids(0, 0, len(got))
         assert loader.state_dict()["lanes"]["0"]["records"] == len(got)
-        peer.until(lambda left=number: len(peer.heard(p.Goodbye)) > left)
+        peer.until(lambda: not peer.guests)
 
 
 def test_a_signal_handler_may_close_the_loader_that_its_own_thread_waits_in(make_peer: Make, join: Join) -> None:
     peer = make_peer(lanes=1, microbatch=2)
-    peer.hold = {0}
+    peer.hold, peer.alive = {0}, []
     loader = join(peer, timeout=60.0)
 
     def signalled() -> None:
-        peer.until(lambda: peer.heard(p.Begin))
+        peer.until(lambda: peer.heard(p.Hungry))
         os.kill(os.getpid(), signal.SIGUSR1)
 
     before = signal.signal(signal.SIGUSR1, lambda *_: loader.close())

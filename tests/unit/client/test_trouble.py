@@ -259,6 +259,28 @@ def test_ctrl_c_waits_for_the_end_of_undisturbed_code_and_then_reaches_its_handl
         signal.signal(signal.SIGINT, before)
 
 
+def test_undisturbed_code_of_a_signal_handler_inside_of_such_code_leaves_all_as_it_was() -> None:
+    seen: list[str] = []
+    undisturbed = Undisturbed()
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        with undisturbed:
+            signal.raise_signal(signal.SIGINT)
+            seen.append("inside")
+
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append("interrupted")), signal.signal(signal.SIGUSR1, handler)
+    mine = signal.getsignal(signal.SIGINT)
+    try:
+        with undisturbed:
+            signal.raise_signal(signal.SIGUSR1)
+            seen.append("outside")
+        assert seen == ["inside", "outside", "interrupted"]
+        assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGUSR1, before[1])
+
+
 # Ends of processes
 
 
