@@ -269,9 +269,13 @@ def _drawn(counts: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def limit(lanes: Iterable[Mapping[str, Any]]) -> str:
-    """What a run's speed depends on now, from what its lanes wait for, and for how long the longest has."""
+    """What a run's speed depends on now, from what its lanes wait for, and for how long the longest has.
+
+    Ranks take turns: lanes of which little is ready hold up those that have batches, however many these are.
+    """
     found = [(each.get("cause") or each.get("waits_for") or "nothing", each) for each in lanes]
-    common, count = Counter(cause for cause, _ in found).most_common(1)[0]
+    short = [cause for cause, each in found if not cause.startswith(_READY) and _is_half_empty(each)]
+    common, count = Counter(short or (cause for cause, _ in found)).most_common(1)[0]
     alike = [each for cause, each in found if cause == common]
     longest = max(alike, key=lambda each: each.get("waits_seconds", 0.0))
     reason = longest.get("waits_for") or common
@@ -285,6 +289,10 @@ def limit(lanes: Iterable[Mapping[str, Any]]) -> str:
     if common == "ranks" or "attach" in common:
         return f"ranks: {share} {wait} for {words}{seconds}"
     return f"data: {share} {wait} for {words}{seconds}"
+
+
+def _is_half_empty(lane: Mapping[str, Any]) -> bool:
+    return 2 * int(lane.get("ring_free", 0)) >= int(lane.get("ring_slots", 0))
 
 
 def _workers(report: Mapping[str, Any], engine: Mapping[str, Any]) -> list[str]:

@@ -73,7 +73,7 @@ def test_case_J1_an_operator_that_sleeps_for_ever_is_named_with_its_record_and_s
     with Daemon(sleeping, more=[*STALL, "0"]) as daemon:
         with ThreadPoolExecutor(1) as threads:
             rank = threads.submit(refused, daemon.socket, 6.0)
-            report, shown = until(lambda: told(daemon, "wait for operator 'map_transform', lane "))
+            report, shown = until(lambda: told(daemon, "for operator 'map_transform', lane "))
             (stall,) = report["engine"]["stalls"]
             error, warned = rank.result()
         assert stall["operator"] == "operator 'map_transform'"
@@ -153,7 +153,7 @@ def test_case_J1_storage_that_stops_answering_is_named_with_its_file_and_the_run
             assert stall["operator"] == "reading"
             assert str(blocked) in stall["samples"]
             assert "open" in stall["stack"] or "_fd" in stall["stack"]
-            until(lambda: told(daemon, "wait for reading, lane "))
+            until(lambda: told(daemon, "for reading, lane "))
         assert all(end.result() for end in ends)
         ledger.check()
         assert "goes on after" in " ".join(daemon.engine()["errors"])

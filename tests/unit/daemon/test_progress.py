@@ -20,7 +20,13 @@ LANE = {
     ([None, None], "data: 2 of 2 lanes wait for nothing"),
 ])  # fmt: skip
 def test_what_limits_a_run_is_what_most_lanes_wait_for(reasons: list[str | None], begins: str) -> None:
-    assert limit([{"waits_for": reason} for reason in reasons]).startswith(begins)
+    assert limit([{**LANE, "waits_for": reason} for reason in reasons]).startswith(begins)
+
+
+def test_a_lane_that_has_little_ready_limits_a_run_however_many_others_have_batches_for_the_trainer() -> None:
+    full = {**LANE, "waits_for": "the trainer", "ring_free": 0}
+    empty = {**LANE, "lane": 5, "waits_for": "workers", "ring_free": 3}
+    assert limit([full, full, full, empty]) == "data: 1 of 4 lanes waits for workers"
 
 
 def test_what_limits_a_run_is_told_with_the_seconds_of_the_lane_that_waits_longest() -> None:
