@@ -121,7 +121,8 @@ class Loader(Iterator[Batch]):
             epoch, slots = run.epoch, self._connection.feed.slots
             ready = epoch.due()
             self._ungiven += 1
-            if ready is None or self._ungiven > slots.spare:
+            # Half-way it only hears what has come: two short halts are better than one long one.
+            if ready is None or self._ungiven > slots.spare or self._ungiven == slots.spare // 2:
                 ready = self._exchange(run)
             if ready is not None:
                 batch: Batch | None = ready.batch
