@@ -370,14 +370,12 @@ class Engine:
         self._local.append((worker, task_id, future))
         os.eventfd_write(self._wake, 1)
 
-    def _pick(
-        self, serves: Callable[[int], bool], worker: int, workers: int, idle: bool
-    ) -> tuple[int, int, AnyTask] | None:
+    def _pick(self, serves: Callable[[int], bool], worker: int, workers: int) -> tuple[int, int, AnyTask] | None:
         """The next task for a worker, of the run with the least runway among those that it serves."""
         best: tuple[float, int, int] | None = None
         for number, live in self._runs.items():
             try:
-                chosen = live.run.choose(worker, workers, idle) if live.failed is None and serves(number) else None
+                chosen = live.run.choose(worker, workers) if live.failed is None and serves(number) else None
             except USERS as error:  # a work source of the user's own was asked for chunks
                 self._fail_with(live, error)
                 continue

@@ -17,9 +17,6 @@ from zephon_daemon.scheduler import CREDITS
 SIDE_BY_SIDE = 2
 """Tasks of one lane in work at once while its ring runs empty."""
 
-OWN_LANES = 2
-"""Lanes for each worker from which on one that has work in hand leaves those of other workers to them."""
-
 
 class Feeding:
     """The choice for the lanes of one run. `lanes` is the run's own mapping, `starts` where they begin."""
@@ -54,11 +51,11 @@ class Feeding:
             if sum(lane.producer.in_work(number) for lane in lanes) >= stage.parallelism
         }
 
-    def choose(self, worker: int, workers: int, idle: bool = True) -> tuple[float, int] | None:
+    def choose(self, worker: int, workers: int) -> tuple[float, int] | None:
         """The lane whose next task suits worker number `worker` of `workers` best, with the lane's runway.
 
         Among lanes that differ by no more than two tasks of the front, one is preferred of which the worker has, or
-        will have, the data decoded already. If it is not `idle` it gets no other, as long as there are enough lanes.
+        will have, the data decoded already.
         """
         if self._later and (ready := min(self._ready(), default=None)) is not None:
             return ready
@@ -66,9 +63,8 @@ class Feeding:
         if not found:
             return None
         enough = min(found)[0] + 2 * self._records_a_task + 2e-3
-        near = ((self._home(lane, workers) != worker, (runway, lane)) for runway, lane in found if runway <= enough)
-        elsewhere, best = min(near)
-        return None if elsewhere and not idle and len(self._lanes) >= OWN_LANES * workers else best
+        near = (each for each in found if each[0] <= enough)
+        return min(near, key=lambda each: (self._home(each[1], workers) != worker, each))
 
     def check_invariants(self) -> None:
         """No later stage has more tasks in work than it may, and no lane waits for nothing."""

@@ -238,9 +238,9 @@ class Run:
 
     # What the scheduler asks
 
-    def choose(self, worker: int, workers: int, idle: bool = True) -> tuple[float, int] | None:
+    def choose(self, worker: int, workers: int) -> tuple[float, int] | None:
         """The lane whose next task suits worker number `worker` of `workers` best, with the lane's runway."""
-        return self._feeding.choose(worker, workers, idle)
+        return self._feeding.choose(worker, workers)
 
     def next_task(self, lane: int) -> tuple[int, AnyTask] | None:
         """The lane's next task, with its sequence number."""

@@ -72,9 +72,9 @@ class Worker:
         return next(iter(self.tasks.items()), None)
 
 
-Pick = Callable[[Callable[[int], bool], int, int, bool], tuple[int, int, AnyTask] | None]
-"""`pick(serves, worker, workers, idle)`: the next task (run, number, task) for one of so many workers, numbered from 0,
-among the runs that it serves; or None, which to one that is idle, with nothing in hand, says that there is none."""
+Pick = Callable[[Callable[[int], bool], int, int], tuple[int, int, AnyTask] | None]
+"""`pick(serves, worker, workers)`: the next task (run, number, task) for one of so many workers, numbered from 0, among
+the runs that it serves; or None."""
 
 
 class Scheduler:
@@ -197,7 +197,7 @@ class Scheduler:
             if worker.serves(work.run):
                 return work
             self._again.append(work)
-        chosen = pick(worker.serves, place, len(self.workers), not worker.tasks)
+        chosen = pick(worker.serves, place, len(self.workers))
         return Work(*chosen) if chosen else None
 
 

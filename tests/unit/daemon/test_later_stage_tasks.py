@@ -39,8 +39,8 @@ class Node:
             self.do_one()
         self.finish_the_front()
 
-    def pick(self, _: Any, worker: int, workers: int, idle: bool) -> tuple[int, int, Any] | None:
-        chosen = self.run.choose(worker, workers, idle)
+    def pick(self, _: Any, worker: int, workers: int) -> tuple[int, int, Any] | None:
+        chosen = self.run.choose(worker, workers)
         task = None if chosen is None else self.run.next_task(chosen[1])
         return None if task is None else (0, *task)
 

@@ -181,8 +181,8 @@ class World:
         self.run.check_invariants()
 
     def assign(self) -> None:
-        def pick(serves: Any, worker: int, workers: int, idle: bool) -> Any:
-            chosen = self.run.choose(worker, workers, idle)
+        def pick(serves: Any, worker: int, workers: int) -> Any:
+            chosen = self.run.choose(worker, workers)
             task = None if chosen is None else self.run.next_task(chosen[1])
             return None if task is None else (0, *task)
 

@@ -143,8 +143,8 @@ class World:
         if engine is None:
             return
 
-        def pick(serves: Any, worker: int, workers: int, idle: bool) -> Any:
-            chosen = engine.choose(worker, workers, idle)
+        def pick(serves: Any, worker: int, workers: int) -> Any:
+            chosen = engine.choose(worker, workers)
             task = None if chosen is None else engine.next_task(chosen[1])
             return None if task is None else (0, *task)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter, deque
 
 import pytest
 
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.lanes import RoundRobin
-from zephon.windows import AnyTask, Front, Task, samples_a_task
+from zephon.windows import Front, Task, samples_a_task
 from zephon_daemon.instructions import MakeRing, Write
 from zephon_daemon.run import Run
 from zephon_daemon.scheduler import CREDITS, Scheduler
@@ -28,7 +27,6 @@ class Node:
         self.workers, self.takes = workers, takes
         self.hands: list[deque[tuple[int, int, Task]]] = [deque() for _ in range(workers)]
         self.done: list[tuple[int, Task]] = []
-        self.given: list[tuple[int, bool, AnyTask]] = []
         self.turns = RoundRobin(dict.fromkeys(range(lanes), 0), 0, MICROBATCH)
         self.ready: list[deque[list[int]]] = [deque() for _ in range(lanes)]
         for worker in range(workers):
@@ -38,13 +36,10 @@ class Node:
         self.assign()
 
     def assign(self) -> None:
-        def pick(_: object, worker: int, workers: int, idle: bool) -> tuple[int, int, Task] | None:
-            chosen = self.run.choose(worker, workers, idle)
+        def pick(_: object, worker: int, workers: int) -> tuple[int, int, Task] | None:
+            chosen = self.run.choose(worker, workers)
             task = None if chosen is None else self.run.next_task(chosen[1])
-            if task is None:
-                return None
-            self.given.append((worker, idle, task[1]))
-            return 0, *task
+            return None if task is None else (0, *task)
 
         for worker, task_id, work in self.scheduler.assign(pick):
             assert isinstance(worker, int)
@@ -65,16 +60,12 @@ class Node:
         """Each worker finishes its oldest task; how many had one."""
         busy = [worker for worker in range(self.workers) if self.hands[worker]]
         for worker in busy:
-            self.finish(worker)
+            task_id, number, task = self.hands[worker].popleft()
+            self.scheduler.done(worker, task_id)
+            self.done.append((worker, task))
+            self.follow(self.run.outcome(task.lane, 0, number, self.front.run(task)))
+            self.assign()
         return len(busy)
-
-    def finish(self, worker: int) -> None:
-        """The worker finishes its oldest task."""
-        task_id, number, task = self.hands[worker].popleft()
-        self.scheduler.done(worker, task_id)
-        self.done.append((worker, task))
-        self.follow(self.run.outcome(task.lane, 0, number, self.front.run(task)))
-        self.assign()
 
 
 def test_the_same_piece_of_all_lanes_is_read_by_one_worker_where_chunks_are_small() -> None:
@@ -110,22 +101,6 @@ def test_the_last_chunk_of_a_round_and_the_first_of_the_next_are_read_by_one_wor
             by[(at + 1) // 8, worker] += 1
     of_one = sum(max(by[end, worker] for worker in range(4)) for end in {end for end, _ in by})
     assert of_one > 0.8 * sum(by.values())
-
-
-def test_a_worker_leaves_the_lanes_of_others_to_them_while_it_has_work() -> None:
-    node, draw = Node(8, 2, chunk=88, task=22, takes=True), random.Random(1)
-    for _ in range(400):
-        node.finish(draw.choice([worker for worker in range(2) if node.hands[worker]]))
-        for worker in range(2):
-            assert node.hands[worker] or node.run.choose(worker, 2, True) is None, "it is idle, and there is work"
-    strange = 0
-    for worker, idle, task in node.given:
-        chunk = task.low // 88
-        place = node.run.plan.curriculum(0).place(task.lane, chunk)
-        if ((7 - place if chunk % 2 else place) < 4) != (worker == 0):
-            strange += 1
-            assert idle
-    assert 0 < strange < 0.1 * len(node.given)
 
 
 @pytest.mark.parametrize(("lanes", "workers"), [(1, 4), (2, 3), (3, 8)])
