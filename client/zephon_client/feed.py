@@ -106,7 +106,7 @@ class Feed:
         if begun == epoch:
             self._told = (epoch, rounds)
         for low in range(0, max(1, len(numbers)), _NUMBERS_A_MESSAGE):
-            self._send(Returned(numbers[low : low + _NUMBERS_A_MESSAGE], epoch, rounds))
+            self._send(Returned.of(numbers[low : low + _NUMBERS_A_MESSAGE], epoch, rounds))
 
     def hungry(self, lane: int, epoch: int) -> None:
         """Asks for signs of life until the lane's batch comes."""

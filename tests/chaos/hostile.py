@@ -188,8 +188,8 @@ class Hostile:
         slots = [number() for _ in range(3 * (number() % 5))]
         return self.chance.choice(
             [
-                p.Begin(epoch), p.Begin(number()), p.Hungry(number(), number()), p.Returned(slots, epoch, number()),
-                p.Returned([0, 0, 0, 0, 0, 1, 0, 0, 2], epoch, 1),
+                p.Begin(epoch), p.Begin(number()), p.Hungry(number(), number()), p.Returned.of(slots, epoch, number()),
+                p.Returned.of([0, 0, 0, 0, 0, 1, 0, 0, 2], epoch, 1),
             ]
         )  # fmt: skip
 
@@ -212,7 +212,7 @@ class Hostile:
             p.Join(TOKEN, number()),
             p.Progress(),
             p.Begin(number()),
-            p.Returned([number(), number(), number()], number(), number()),
+            p.Returned.of([number(), number(), number()], number(), number()),
             p.Welcome(TOKEN, 1, "recipe"),
             p.Refused("RunFailed", "no"),
             p.StartRun(number(), "pipeline", 1, [], [0]),

@@ -228,7 +228,7 @@ FROM_ENGINE = [
     p.BatchReady(0, 0, 5, 0, 10, 0, 2),
     p.BatchReady(0, 0, 0, 0, -1, 0, 2),
     p.BatchReady(77, 0, 0, 0, 10, 0, 2),
-    p.BatchesReady([-1] * 7),
+    p.BatchesReady(b"\xff" * 56),
     p.Welcome(b"", 1, ""),
 ]
 

@@ -78,7 +78,7 @@ while True:
             select.select([], [], [], chance.random() * 0.02)  # a training step that takes its time
     back = slots.to_return()
     if back:
-        channel.send(encode(p.Returned(back, 0, due)))
+        channel.send(encode(p.Returned.of(back, 0, due)))
     while channel.wants_write and not channel.closed:
         channel.flush()
 while held:

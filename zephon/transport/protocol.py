@@ -41,9 +41,11 @@ Engine and worker: `zephon.transport.worker_protocol`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
+from struct import Struct
 from typing import Any
 
 from zephon.frontiers import Frontier
@@ -194,6 +196,8 @@ class Refused:
 
 # Data connection: client to daemon and engine
 
+_SLOT = Struct("=3q")
+
 
 @message("join")
 @dataclass(frozen=True, slots=True)
@@ -214,21 +218,26 @@ class Begin:
 @message("returned")
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """Slots given back, and the client's delivered rounds of the epoch. `numbers` are the slots' lanes, generations and
-    indices, end to end."""
+    """Slots given back, and the client's delivered rounds of the epoch. `packed` are the slots' lanes, generations and
+    indices, end to end, as int64: each batch of each rank is in one, and a list's items are taken apart one by one."""
 
-    numbers: list[int]
+    packed: bytes
     epoch: int
     rounds: int
 
     def __post_init__(self) -> None:
-        if len(self.numbers) % 3:
-            raise ValueError(f"{len(self.numbers)} numbers are no slots of three each")
+        if len(self.packed) % _SLOT.size:
+            raise ValueError(f"{len(self.packed)} bytes are no slots of {_SLOT.size} each")
+
+    @classmethod
+    def of(cls, numbers: Iterable[int], epoch: int, rounds: int) -> Returned:
+        """`numbers` are the slots' lanes, generations and indices, end to end."""
+        return cls(array("q", numbers).tobytes(), epoch, rounds)
 
     @property
     def slots(self) -> list[tuple[int, int, int]]:
-        numbers = iter(self.numbers)
-        return list(zip(numbers, numbers, numbers))
+        """(lane, generation, index) of each."""
+        return list(_SLOT.iter_unpack(self.packed))
 
 
 @message("hungry")
@@ -277,30 +286,29 @@ class BatchReady:
         return (_numbers_of(self),)
 
 
-_NUMBERS = len(fields(BatchReady))
+_BATCH = Struct(f"={len(fields(BatchReady))}q")
 _numbers_of = attrgetter(*(each.name for each in fields(BatchReady)))
 
 
 @message("batches_ready")
 @dataclass(frozen=True, slots=True)
 class BatchesReady:
-    """Several at once, in their order: each message wakes the client. `numbers` are their fields, end to end."""
+    """Several at once, in their order: each message wakes the client. `packed` are their fields, int64, end to end."""
 
-    numbers: list[int]
+    packed: bytes
 
     def __post_init__(self) -> None:
-        if len(self.numbers) % _NUMBERS:
-            raise ValueError(f"{len(self.numbers)} numbers are no batches of {_NUMBERS} each")
+        if len(self.packed) % _BATCH.size:
+            raise ValueError(f"{len(self.packed)} bytes are no batches of {_BATCH.size} each")
 
     @classmethod
     def of(cls, batches: Iterable[BatchReady]) -> BatchesReady:
-        return cls([number for ready in batches for number in _numbers_of(ready)])
+        return cls(b"".join([_BATCH.pack(*_numbers_of(ready)) for ready in batches]))
 
     @property
     def rows(self) -> Iterable[tuple[int, ...]]:
         """The fields of each."""
-        numbers = iter(self.numbers)
-        return zip(*[numbers] * _NUMBERS)
+        return _BATCH.iter_unpack(self.packed)
 
 
 @message("announced")
