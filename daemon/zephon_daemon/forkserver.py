@@ -5,7 +5,7 @@
 - A child costs a fork, not an import: milliseconds, and its libraries share memory with its siblings'.
 - It never sees its owner's `__main__`, threads, locks or open files: only the descriptors 0 to 2 and its own channel.
 - A child runs `target(fd, *args)`, in a session of its own (a terminal's Ctrl-C does not reach it), with SIGINT ignored
-  and its standard output on stderr.
+  and its standard output on stderr. It is of the scheduler's batch kind.
 - How each child ended is reported. Whatever processes a child's session left behind are killed with it.
 - Nothing survives: when the owner ends, however it ends, the server kills its children, reaps them and leaves; when the
   server is killed, the kernel kills its children.
@@ -388,6 +388,8 @@ def _become(given: _Fork, fd: int, server: int) -> None:
     os.setsid()
     if not die_with(server, signal.SIGKILL):
         os._exit(1)
+    with contextlib.suppress(OSError):  # waking up, it takes no core from a trainer that runs there
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)

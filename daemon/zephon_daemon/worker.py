@@ -9,7 +9,6 @@ done. When its engine is gone the connection ends, and so does the worker.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import sys
@@ -178,9 +177,6 @@ def main(fd: int, worker: int) -> None:
 
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    # Waking up, it takes no core from who runs there: from a trainer, or from the engine that feeds all workers.
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     Worker(Channel.from_fd(fd)).run()
     if "torch" in sys.modules:
         print(f"zephon worker {worker}: torch was imported here, at 3 s and 140 MiB for each worker", file=sys.stderr)
