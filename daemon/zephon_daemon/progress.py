@@ -274,7 +274,7 @@ def limit(lanes: Iterable[Mapping[str, Any]]) -> str:
     Ranks take turns: lanes of which little is ready hold up those that have batches, however many these are.
     """
     found = [(each.get("cause") or each.get("waits_for") or "nothing", each) for each in lanes]
-    short = [cause for cause, each in found if not cause.startswith(_READY) and _is_half_empty(each)]
+    short = [cause for cause, each in found if not cause.startswith((*_READY, "nothing")) and _is_half_empty(each)]
     common, count = Counter(short or (cause for cause, _ in found)).most_common(1)[0]
     alike = [each for cause, each in found if cause == common]
     longest = max(alike, key=lambda each: each.get("waits_seconds", 0.0))

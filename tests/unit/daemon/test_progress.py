@@ -27,6 +27,8 @@ def test_a_lane_that_has_little_ready_limits_a_run_however_many_others_have_batc
     full = {**LANE, "waits_for": "the trainer", "ring_free": 0}
     empty = {**LANE, "lane": 5, "waits_for": "workers", "ring_free": 3}
     assert limit([full, full, full, empty]) == "data: 1 of 4 lanes waits for workers"
+    done = {**empty, "waits_for": "nothing"}
+    assert limit([full, done]).startswith("training: 1 of 2 lanes")
 
 
 def test_what_limits_a_run_is_told_with_the_seconds_of_the_lane_that_waits_longest() -> None:
