@@ -110,11 +110,12 @@ class Control:
 
     def close(self) -> None:
         """Gives what was said a moment to leave, and closes. May be called again."""
-        if not self._context.closed:
-            self._socket.disable_monitor()
-            self._ends.close()
-            self._socket.close(linger=_LINGER_MS)
-            self._context.term()
+        with self._undisturbed:  # half closed it could neither be used nor closed again
+            if not self._context.closed:
+                self._socket.disable_monitor()
+                self._ends.close()
+                self._socket.close(linger=_LINGER_MS)
+                self._context.term()
 
     def _gone(self) -> DaemonUnavailable:
         return DaemonUnavailable(

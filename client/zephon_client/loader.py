@@ -72,7 +72,7 @@ class Loader(Iterator[Batch]):
         self._ungiven = 0
         """Batches handed over since slots were last returned."""
         self._losses = 0
-        """Connections that have ended since the last batch was delivered."""
+        """Connections made anew since the last batch was delivered."""
         self._refused: ZephonError | None = None
         """Why the run cannot go on, said when this rank came back to it."""
         self._warned: set[str] = set()
@@ -416,7 +416,6 @@ class Loader(Iterator[Batch]):
                 self._run.forget_undelivered()
         before = self._connection.welcome
         absence = Absence(self._path, before.supervisor, self._settings.timeout)
-        self._losses += 1
         while True:
             if self._closed:
                 raise self._was_closed()
@@ -429,6 +428,7 @@ class Loader(Iterator[Batch]):
                 absence.answered()
                 if self._run is not None:
                     self._go_on(self._run)
+                self._losses += 1
                 return
             except DaemonUnavailable as error:
                 absence.wait(error)

@@ -83,11 +83,7 @@ class CannotStart(ZephonError):
 
 
 class _End(Exception):
-    """Leaves the loop with an exit code."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
+    """Leaves the loop with the exit code that is its argument."""
 
 
 def serve(settings: Settings) -> int:
@@ -181,7 +177,7 @@ class Daemon:
                         handler()
                 self._tick()
         except _End as end:
-            return end.code
+            return int(end.args[0])
         except CannotGoOn as error:
             if not self._ready:
                 raise CannotStart(str(error)) from error
@@ -457,9 +453,8 @@ class Daemon:
 
     def _answer(self, ask: Hashable, message: Any) -> None:
         assert self._control is not None
-        assert isinstance(ask, tuple)
         try:
-            self._control.send_multipart([*ask, encode(message)], zmq.NOBLOCK)
+            self._control.send_multipart([*ask, encode(message)], zmq.NOBLOCK)  # type: ignore[misc]  # its frames
         except zmq.ZMQError:  # who asked is gone
             self._sessions.unreachable(ask)
             if isinstance(message, p.Welcome):
@@ -468,9 +463,14 @@ class Daemon:
     def _carry_out(self, instructions: list[Instruction]) -> None:
         for order in instructions:
             if isinstance(order, Answer):
-                if isinstance(order.message, p.Welcome):
-                    self._watch_client(order.message.client, self._sessions.clients[order.message.client].pid)
-                self._answer(order.ask, order.message)
+                message = order.message
+                if isinstance(message, p.Welcome):
+                    client = self._sessions.clients.get(message.client)
+                    if client is not None:
+                        self._watch_client(message.client, client.pid)
+                    else:  # an earlier answer in this list, to another connection of that client, found nobody
+                        message = p.Refused("DaemonUnavailable", "this client's connection before ended just now")
+                self._answer(order.ask, message)
             elif isinstance(order, Start):
                 self._start_run(order)
             elif isinstance(order, HandOver):
