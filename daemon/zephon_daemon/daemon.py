@@ -453,8 +453,9 @@ class Daemon:
 
     def _answer(self, ask: Hashable, message: Any) -> None:
         assert self._control is not None
+        assert isinstance(ask, tuple)
         try:
-            self._control.send_multipart([*ask, encode(message)], zmq.NOBLOCK)  # type: ignore[misc]  # its frames
+            self._control.send_multipart([*ask, encode(message)], zmq.NOBLOCK)
         except zmq.ZMQError:  # who asked is gone
             self._sessions.unreachable(ask)
             if isinstance(message, p.Welcome):
