@@ -68,9 +68,9 @@ class Epoch:
     # Turns
 
     @property
-    def lane(self) -> int:
-        """The lane whose turn it is."""
-        return self.turns.turn()[0]
+    def place(self) -> tuple[int, int]:
+        """The lane whose turn it is, and where that stands."""
+        return self.turns.turn()[:2]
 
     @property
     def over(self) -> bool:

@@ -108,9 +108,9 @@ class Feed:
         for low in range(0, max(1, len(numbers)), _NUMBERS_A_MESSAGE):
             self._send(Returned.of(numbers[low : low + _NUMBERS_A_MESSAGE], epoch, rounds))
 
-    def hungry(self, lane: int, epoch: int) -> None:
-        """Asks for signs of life until the lane's batch comes."""
-        self._send(Hungry(lane, epoch))
+    def hungry(self, lane: int, epoch: int, stands: int) -> None:
+        """Asks for signs of life until the lane's batch comes, which begins at `stands` in turn-taking."""
+        self._send(Hungry(lane, epoch, stands))
         self.unfed = False
 
     def sleep(self, seconds: float) -> None:

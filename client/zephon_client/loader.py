@@ -146,8 +146,8 @@ class Loader(Iterator[Batch]):
                     waiting = None
                     continue
                 if waiting is None:
-                    limits, ask = self._limits, self._stall_of_engine
-                    waiting = Waiting(self._connection.feed, limits, self._path, epoch.lane, epoch.number, ask)
+                    feed, ask, (lane, stands) = self._connection.feed, self._stall_of_engine, epoch.place
+                    waiting = Waiting(feed, self._limits, self._path, lane, epoch.number, stands, ask)
                 waiting.step()
 
     def _exchange(self, run: Run) -> Ready | None:
@@ -500,6 +500,7 @@ class Loader(Iterator[Batch]):
         if "copies" not in self._warned:
             self._warned.add("copies")
             lane, ring = ready.lane, many(ready.ring.slots, "slot")
+            ring += f" for {ready.ring.parts} ranks" if ready.ring.parts > 1 else ""
             held = many(self._connection.feed.slots.held(lane), "batch", "batches")
             warnings.warn(
                 f"the training loop holds {held} of lane {lane}, whose ring has {ring}, so batches are delivered as "

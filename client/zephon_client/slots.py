@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from zephon.errors import ProtocolError, ZephonError
 from zephon.transport.protocol import NewSegment
-from zephon.transport.rings import ALONE_AT_ONCE, Anchor, LeaseKeeper, SlotKey, SlotLease, leased
+from zephon.transport.rings import ALONE_AT_ONCE, Anchor, LeaseKeeper, SlotKey, SlotLease, leased, may_hold
 from zephon.transport.segments import Segment
 from zephon_client.ready import Ready
 
@@ -27,9 +27,9 @@ _UNTOLD = 32
 class Mapped:
     """One generation of a lane's ring. `out` counts the slots that came and were not given back.
 
-    One that is `alone` holds one batch too large for the ring, which goes on beside it. `most` slots of the lane may be
-    held: all but two, so that the engine has some to write ahead into, and two of a small ring, since a plain loop
-    still holds its last batch while it asks for the next. One always stays free.
+    One that is `alone` holds one batch too large for the ring, which goes on beside it. `most` of the slots may be held
+    here, so that one always stays free, unless other readers hold different ones; where they did before, the slots are
+    in `parts`, one for each reader.
     """
 
     segment: Segment
@@ -37,6 +37,7 @@ class Mapped:
     slot_bytes: int
     slots: int
     alone: bool
+    parts: int
     most: int
     out: int = 0
 
@@ -63,17 +64,17 @@ class Slots:
     def map(self, message: NewSegment, fd: int) -> None:
         """Maps a new segment; `fd` is used up."""
         segment = Segment.attach(fd, self._writable, name=f"lane {message.lane} generation {message.generation}")
-        if message.slots < 1 or message.slot_bytes < 1 or message.slots * message.slot_bytes > segment.size:
+        fits = message.slots * message.slot_bytes <= segment.size
+        if min(message.slots, message.slot_bytes, message.parts) < 1 or not fits:
             segment.close()
             raise ProtocolError(f"{segment.name}: {message.slots} slots of {message.slot_bytes} bytes do not fit")
         key = message.lane, message.generation
         if key in self._mapped:
             segment.close()
             raise ProtocolError(f"{segment.name}: came twice")
-        most = 0 if message.alone else max(min(2, message.slots - 1), message.slots - 2)
-        self._mapped[key] = Mapped(
-            segment, segment.array.view(Anchor), message.slot_bytes, message.slots, message.alone, most
-        )
+        slots, alone, parts = message.slots, message.alone, message.parts
+        most = 0 if alone else may_hold(slots, parts)
+        self._mapped[key] = Mapped(segment, segment.array.view(Anchor), message.slot_bytes, slots, alone, parts, most)
         newest = {lane: at.slots for (lane, _), at in sorted(self._mapped.items()) if not at.alone}
         self.spare = min(sum(newest.values()) // 4, _UNTOLD)
 
@@ -116,15 +117,19 @@ class Slots:
         return None if mapped.alone else mapped.segment.array
 
     def at_hand(self, ready: Ready) -> bool:
-        """Whether that lane is surely not `short`. Takes next to no time."""
+        """Whether that ring is surely not `short`. Takes next to no time."""
         return len(self._keeper.live[ready.lane]) < ready.ring.most
 
     def short(self, ready: Ready) -> bool:
-        """Whether holding one more slot of that lane would leave the engine too few to write ahead into."""
-        held, ring = self._keeper.held(ready.lane), ready.ring
+        """Whether holding one more slot of that ring would leave the engine too few to write ahead into.
+
+        Of batches that travel alone each reader of several would hold another one.
+        """
+        self._keeper.held(ready.lane)
+        held, ring = self._keeper.live[ready.lane], ready.ring
         if ring.alone:
-            return sum(self._mapped[key[:2]].alone for key in self._keeper.live[ready.lane]) >= ALONE_AT_ONCE - 1
-        return held >= ring.most
+            return not self._writable or sum(self._mapped[key[:2]].alone for key in held) >= ALONE_AT_ONCE - 1
+        return sum(key[1] == ready.generation for key in held) >= ring.most
 
     def held(self, lane: int | None = None) -> int:
         """Slots of a lane, or of all, over which arrays live."""

@@ -43,11 +43,21 @@ class Waiting:
     """One wait of one rank for one lane: call `step` until the batch is there."""
 
     def __init__(
-        self, feed: Feed, limits: Limits, path: str, lane: int, epoch: int, ask: Callable[[], str] = lambda: ""
+        self,
+        feed: Feed,
+        limits: Limits,
+        path: str,
+        lane: int,
+        epoch: int,
+        stands: int,
+        ask: Callable[[], str] = lambda: "",
     ) -> None:
-        """`ask` asks the daemon what its engine does instead of answering; empty if nothing is known."""
+        """`stands` is where the lane does in turn-taking.
+
+        `ask` asks the daemon what its engine does instead of answering; empty if nothing is known.
+        """
         self._feed, self._limits, self._path = feed, limits, path
-        self._lane, self._epoch, self._ask = lane, epoch, ask
+        self._lane, self._epoch, self._stands, self._ask = lane, epoch, stands, ask
         self._stall_told = self._engine = ""
         self._heard, self._moved = feed.heard, feed.moved
         self._waited = self._silent = self._stalled = 0.0
@@ -75,7 +85,7 @@ class Waiting:
                     self._ask_for_engine()
                 raise self._stall() if self._answered or self._engine else self._no_sign()
             if feed.unfed:
-                feed.hungry(self._lane, self._epoch)
+                feed.hungry(self._lane, self._epoch, self._stands)
         began = time.monotonic()
         sleep = min(limits.look, limits.hungry)
         feed.sleep(sleep)

@@ -444,7 +444,8 @@ class Engine:
         segment = make_ring(order, used, self._budget)
         live.segments[order.lane, order.generation] = segment
         alone = bool(order.alone)
-        payload = encode(p.NewSegment(order.lane, order.generation, order.slot_bytes, order.slots, alone))
+        new = p.NewSegment(order.lane, order.generation, order.slot_bytes, order.slots, alone, order.parts)
+        payload = encode(new)
         for client in order.clients:
             port = self._clients.get(client)
             if port is not None:
@@ -528,6 +529,8 @@ class Engine:
         message = decode(payload, expect=(p.Returned, p.Begin, p.Hungry))
         if isinstance(message, p.Hungry):
             port.hungry = message.lane
+            if live.failed is None:
+                self._carry_out(live, live.run.waits(client, message.lane, message.epoch, message.stands))
             self._reassure(port, live)
             return
         port.hungry = None

@@ -20,7 +20,8 @@ class Tell(NamedTuple):
 class MakeRing(NamedTuple):
     """Create memory for a generation of a lane's ring and hand it to the clients.
 
-    `alone` names the batch, too large for the ring, that it is for alone; empty for a ring.
+    `alone` names the batch, too large for the ring, that it is for alone; empty for a ring. Of one in `parts` each
+    client may hold a part; a single one is for all of them.
     """
 
     lane: int
@@ -29,6 +30,7 @@ class MakeRing(NamedTuple):
     slots: int
     clients: tuple[int, ...]
     alone: str = ""
+    parts: int = 1
 
 
 class DropRing(NamedTuple):

@@ -28,6 +28,8 @@ class Reader:
     places: dict[int, Place] = field(default_factory=dict)
     came: dict[int, Place] = field(default_factory=dict)
     stated: Statement | None = None
+    waits: tuple[int, Place] | None = None
+    """The lane that it last said it waits for, and where that stands for it."""
 
     def come(self, places: dict[int, Place]) -> None:
         """It begins there."""
@@ -51,6 +53,8 @@ class Lane:
     ring: RingWriter | None = None
     renew: bool = False
     """Whether readers have come that do not know its ring, so that it needs a new one."""
+    divided: bool = False
+    """Whether its readers were found to hold all slots of a ring, so that each has a part of those from then on."""
     announced: int = 1
     total_told: bool = False
     first_task: int = 0

@@ -18,7 +18,7 @@ def check_rings(run: Run, budget: Budget) -> None:
     nbytes = packed_batch_bytes(run.plan)
     if nbytes is None:
         return
-    slot_bytes, slots = run.shape_of(nbytes)
+    slot_bytes, slots = run.rings.shape_of(nbytes)
     needed = slot_bytes * slots * len(run.lanes)
     what = f"the rings of {many(len(run.lanes), 'lane')} ({many(slots, 'slot')} of {slot_bytes} bytes each)"
     if needed > budget.lane_rings:

@@ -28,7 +28,7 @@ from zephon.plan import Plan
 from zephon.producer import LaneProducer
 from zephon.transport.layout import measure
 from zephon.transport.protocol import Announced, BatchReady, LanesTold, LaneTotal, ReadersLeft, Released
-from zephon.transport.rings import ALONE, ALONE_AT_ONCE, LARGE_RING, RingWriter, Slot, ring_shape
+from zephon.transport.rings import ALONE_AT_ONCE, LARGE_RING, Slot
 from zephon.transport.statement import Statement
 from zephon.windows import AnyTask, Outcome, samples_a_task
 from zephon.words import many
@@ -36,6 +36,7 @@ from zephon_daemon.feeding import Feeding
 from zephon_daemon.gates import ENDLESS, Gate, Gates
 from zephon_daemon.instructions import DropRing, Instruction, MakeRing, Tell, Write
 from zephon_daemon.lane import Lane, Reader
+from zephon_daemon.lane_rings import LaneRings
 from zephon_daemon.named_work import batch_of
 from zephon_daemon.others import ANNOUNCEMENTS_KEPT, Others
 from zephon_daemon.stand_ins import StandIns
@@ -59,7 +60,7 @@ class Run:
         task_samples: int | None = None,
         ring_bytes: int | None = None,
     ) -> None:
-        self.plan, self.slots, self.ring_bytes = plan, slots, ring_bytes
+        self.plan = plan
         self.task_samples = task_samples or samples_a_task(plan.chunk_size, plan.sample_bytes)
         self.first_epoch = checkpoint.epoch if checkpoint else 0
         self.starts = checkpoint.lanes if checkpoint else beginnings(plan.lanes, plan.settings.drop_last)
@@ -67,6 +68,7 @@ class Run:
         self.readers: dict[int, Reader] = {}
         self.expected: dict[int, int] = {}
         self.lanes: dict[int, Lane] = {}
+        self.rings = LaneRings(slots, ring_bytes, self.lanes)
         self._feeding = Feeding(plan, self.lanes, self.starts, self.first_epoch, self.task_samples)
         self.others = Others(plan)
         self._unplaced: set[int] = set()
@@ -168,8 +170,14 @@ class Run:
                     lane.ring.drop_reader(client)
             out += self._place(reader.group)
             for lane in self._lanes_of(reader.group):
-                out += self._advance(lane)
+                out += self._divide(lane) or self._advance(lane)
         return out
+
+    def waits(self, client: int, lane_number: int, epoch: int, stands: int) -> list[Instruction]:
+        """A client waits for a lane's batch, and has given back what it does not hold."""
+        self.readers[client].waits = lane_number, (epoch, stands)
+        lane = self.lanes.get(lane_number)
+        return [] if lane is None else self._divide(lane)
 
     def returned(
         self, client: int, slots: Iterable[tuple[int, int, int]], epoch: int, rounds: int
@@ -536,16 +544,17 @@ class Run:
         out: list[Instruction] = []
         if lane.ring is None or lane.renew:
             # Of a first batch that is very large nothing says that others will be.
-            out.append(self._new_ring(lane, layout.nbytes if layout.nbytes <= LARGE_RING else 0))
+            nbytes = layout.nbytes if layout.nbytes <= LARGE_RING else 0
+            out.append(self.rings.begin(lane, nbytes, self._readers_of(lane)))
         assert lane.ring is not None
         slot: Slot | None
-        if lane.ring.outgrows(layout.nbytes) or self._too_large(layout.nbytes, lane):
+        if lane.ring.outgrows(layout.nbytes) or self.rings.too_large(layout.nbytes, lane):
             slot = lane.ring.acquire_alone(layout.nbytes)
             named = batch_of(self.plan, lane, block, records)
             out.append(MakeRing(lane.number, slot.generation, layout.nbytes, 1, self._readers_of(lane), named))
         else:
             if not lane.ring.fits(layout.nbytes):
-                out.append(self._new_ring(lane, layout.nbytes))
+                out.append(self.rings.begin(lane, layout.nbytes, self._readers_of(lane)))
             slot = lane.ring.acquire(layout.nbytes)
         assert slot is not None
         lane.ring.publish(slot, readers)
@@ -556,35 +565,13 @@ class Run:
         out.append(Write(slot, layout, ready, readers))
         return out
 
-    def _new_ring(self, lane: Lane, nbytes: int) -> MakeRing:
-        """A first ring, or a larger one: with room to spare, since the next batch may be a little larger still."""
-        slot_bytes, slots = self.shape_of(nbytes)
-        lane.renew = False
-        if lane.ring is None:
-            lane.ring = RingWriter(slot_bytes, slots)
-            shape = lane.ring.generation
-        else:
-            shape = lane.ring.regrow(slot_bytes, slots)
-        return MakeRing(lane.number, shape.id, slot_bytes, slots, self._readers_of(lane))
-
-    def shape_of(self, nbytes: int) -> tuple[int, int]:
-        """`(slot_bytes, slots)` of a lane's ring for batches of about `nbytes`."""
-        return ring_shape(nbytes, self.slots, self._ring_share)
+    def _divide(self, lane: Lane) -> list[Instruction]:
+        """Go on in a ring of which each reader has a part, if they hold all of this one."""
+        here = [reader for reader in self.readers.values() if reader.group == lane.group]
+        return self._advance(lane) if self.rings.divide(lane, here) else []
 
     def _readers_of(self, lane: Lane) -> tuple[int, ...]:
         return tuple(r.client for r in self.readers.values() if r.group == lane.group)
-
-    @property
-    def _ring_share(self) -> int | None:
-        """Bytes that a lane's ring may take, so that all of them may grow once more with the old ones still in use."""
-        return None if self.ring_bytes is None else self.ring_bytes // (2 * max(1, len(self.lanes)))
-
-    def _too_large(self, nbytes: int, lane: Lane) -> bool:
-        """Whether a ring for such batches would be more than the lane's share, so that they had better travel alone."""
-        if lane.ring is None or lane.ring.fits(nbytes) or self._ring_share is None or nbytes < ALONE:
-            return False
-        slot_bytes, slots = self.shape_of(nbytes)
-        return slot_bytes * slots > self._ring_share
 
     def _holding_back(self, lane: Lane) -> str | None:
         """Whether readers wait for other groups' lanes rather than train."""

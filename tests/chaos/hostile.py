@@ -188,7 +188,8 @@ class Hostile:
         slots = [number() for _ in range(3 * (number() % 5))]
         return self.chance.choice(
             [
-                p.Begin(epoch), p.Begin(number()), p.Hungry(number(), number()), p.Returned.of(slots, epoch, number()),
+                p.Begin(epoch), p.Begin(number()), p.Hungry(number(), number(), number()),
+                p.Returned.of(slots, epoch, number()),
                 p.Returned.of([0, 0, 0, 0, 0, 1, 0, 0, 2], epoch, 1),
             ]
         )  # fmt: skip

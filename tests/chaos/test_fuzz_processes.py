@@ -199,7 +199,7 @@ def test_an_engine_goes_on_after_malformed_words_of_the_daemon(
     engine: Engine, amount: Callable[[int, int], int]
 ) -> None:
     chance = random.Random(3)
-    words = [p.AddWorker(1, 1), p.AddReader(1, 1, 0, 1), p.StartRun(1, "pipeline", 1, [], []), p.Hungry(1, 1)]
+    words = [p.AddWorker(1, 1), p.AddReader(1, 1, 0, 1), p.StartRun(1, "pipeline", 1, [], []), p.Hungry(1, 1, 0)]
     for _ in range(amount(200, 10_000)):
         data = noise(chance, words)
         if len(data) <= MAX_DESCRIPTOR:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import shutil
+import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from tests.running import Daemon, counting, python
+from tests.running import SECONDS, Daemon, Ranks, counting, python
+from zephon.batches import Batch
 from zephon_client import connect
+from zephon_client.waiting import Limits
 
 
 def test_case_C9_a_batch_outlives_its_slot_its_loader_and_the_daemon(runtime_folder: Path) -> None:
@@ -37,9 +42,41 @@ def test_case_C9_a_batch_outlives_its_slot_its_loader_and_the_daemon(runtime_fol
         assert len({int(each[0]) for each in others}) == 20
 
 
-def test_a_batch_that_is_pickled_or_copied_is_the_same_and_private(runtime_folder: Path) -> None:
-    recipe = counting(runtime_folder, 200, 2, lanes=1, batch=8)
-    with Daemon(recipe, workers=1) as daemon, connect(daemon.socket, output="numpy") as loader:
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """25 batches in one lane, whose ring has 8 slots."""
+    folder = Path(tempfile.mkdtemp(prefix="z", dir="/tmp"))
+    with Daemon(counting(folder, 200, 2, lanes=1, batch=8), workers=1) as daemon:
+        daemon.all_started()
+        yield daemon
+    shutil.rmtree(folder)
+
+
+def test_readers_of_one_group_that_keep_different_batches_get_copies_and_go_on(daemon: Daemon) -> None:
+    with Ranks(daemon.socket, 1, readers=2) as ranks:
+        for loader in ranks.loaders:
+            loader._limits = Limits(stalled=SECONDS, hungry=0.1, look=0.1)
+        held: list[list[Batch]] = [[], []]
+
+        def train(rank: int) -> list[int]:
+            ids = []
+            for number, batch in enumerate(ranks.loaders[rank]):
+                ids += batch["id"].tolist()
+                if number // 5 % 2 == rank:
+                    held[rank].append(batch)
+            return ids
+
+        with pytest.warns(UserWarning, match="ring has 8 slots for 2 ranks"):
+            got = ranks.each(train)
+        assert got[0] == got[1]
+        assert sorted(got[0]) == list(range(200))
+        for rank, batches in enumerate(held):
+            kept = [id for batch in batches for id in batch["id"].tolist()]
+            assert kept == [id for place, id in enumerate(got[0]) if place // 40 % 2 == rank]
+
+
+def test_a_batch_that_is_pickled_or_copied_is_the_same_and_private(daemon: Daemon) -> None:
+    with connect(daemon.socket, output="numpy") as loader:
         batch = next(loader)
         for twin in (batch.copy(), pickle.loads(pickle.dumps(batch))):
             assert (twin.digest, twin.lane, twin.samples) == (batch.digest, batch.lane, batch.samples)

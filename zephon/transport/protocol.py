@@ -243,10 +243,14 @@ class Returned:
 @message("hungry")
 @dataclass(frozen=True, slots=True)
 class Hungry:
-    """The client has waited a while for this lane; `Alive` answers until its batch comes."""
+    """The client has waited a while for this lane; `Alive` answers until its batch comes.
+
+    `stands` is where that batch begins in turn-taking.
+    """
 
     lane: int
     epoch: int
+    stands: int
 
 
 # Data connection: engine to client
@@ -257,7 +261,8 @@ class Hungry:
 class NewSegment:
     """Memory for a lane's ring (or a worker's, lane -1); its descriptor comes with the message.
 
-    With `alone` it is for one payload only, and the ring stays as it is.
+    With `alone` it is for one payload only, and the ring stays as it is. Of a ring whose slots are divided into `parts`
+    the client may hold one part, so that with those of the others a slot stays free.
     """
 
     lane: int
@@ -265,6 +270,7 @@ class NewSegment:
     slot_bytes: int
     slots: int
     alone: bool = False
+    parts: int = 1
 
 
 @message("batch_ready")

@@ -71,6 +71,15 @@ def ring_shape(nbytes: int, slots: int | None = None, most: int | None = None) -
     return slot_bytes, wanted if most is None else max(2, min(wanted, most // slot_bytes))
 
 
+def may_hold(slots: int, parts: int = 1) -> int:
+    """How many slots of a ring the reader of one of so many parts may hold: of all but two, so that there are some to
+    write ahead into, and two of few slots, since a plain loop still holds its last batch while it asks for the next.
+
+    One slot at least is in no part.
+    """
+    return max(min(2, (slots - 1) // parts), (slots - 2) // parts)
+
+
 class Slot(NamedTuple):
     """One slot: `offset` bytes into the segment of its generation."""
 

@@ -115,7 +115,7 @@ def test_a_wait_goes_on_while_the_engine_says_that_it_works(make_peer: Make, joi
     helper.start()
     assert next(loader)["id"].tolist() == ids(0, 0, 2)
     helper.join()
-    assert peer.heard(p.Hungry)[0] == p.Hungry(0, 0)
+    assert peer.heard(p.Hungry)[0] == p.Hungry(0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ class SilentFeed:
         self.unfed, self.now = True, 0.0
         monkeypatch.setattr(waiting.time, "monotonic", lambda: self.now)
 
-    def hungry(self, lane: int, epoch: int) -> None:
+    def hungry(self, lane: int, epoch: int, stands: int) -> None:
         self.unfed = False
 
     def sleep(self, seconds: float) -> None:
@@ -41,7 +41,7 @@ def wait(feed: Any, ask: Any, stalled: float = 60.0, heard: Any = lambda: None) 
     """Waits in vain: the error, what was warned of, and for how long it was."""
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        one = Waiting(feed, Limits(stalled), "/run/d.sock", 3, 0, ask)
+        one = Waiting(feed, Limits(stalled), "/run/d.sock", 3, 0, 0, ask)
         try:
             while True:
                 one.step()

@@ -221,7 +221,7 @@ class World:
             else:
                 batch = Ready(*astuple(message)) if isinstance(message, p.BatchReady) else message
                 run.take(deque([batch]))
-        epoch, lane = run.epoch, run.epoch.lane
+        epoch, (lane, _) = run.epoch, run.epoch.place
         ready = epoch.due()
         if ready is not None:
             memory = rank.rings[lane, ready.generation]

@@ -22,7 +22,7 @@ EXAMPLES = (
     p.Join(b"t" * 16, 3),
     p.Begin(0),
     p.Returned.of([0, 0, 1, 1, 0, 2], 0, 3),
-    p.Hungry(2, 0),
+    p.Hungry(2, 0, 4),
     p.BatchesReady.of([p.BatchReady(0, 0, 0, 1, 100, 0, 4), p.BatchReady(0, 0, 0, 2, 100, 4, 4)]),
     p.Announced(0, 0, 8, 100, 0),
     w.TaskFailed(9, "RunFailed", "text", [], "trace"),
