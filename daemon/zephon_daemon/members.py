@@ -78,6 +78,8 @@ class Run:
     """How many readers of each group have ever attached."""
     gone: dict[int, int] = field(default_factory=dict)
     """How many of them have left."""
+    died: dict[int, int] = field(default_factory=dict)
+    """How many of them did so without a word."""
     deaths: dict[int, list[str]] = field(default_factory=dict)
     """How each engine died under it since a batch was delivered from it."""
     elsewhere: dict[int, tuple[list[int], list[int]]] = field(default_factory=dict)
@@ -88,6 +90,11 @@ class Run:
     def expected(self, group: int) -> int:
         """Readers of a group that are here or will be."""
         return max(1, self.shape.group_readers - self.gone.get(group, 0))
+
+    @property
+    def died_out(self) -> list[int]:
+        """The groups of which nobody is left who might wait for what others get after an engine's death."""
+        return sorted(group for group, died in self.died.items() if died >= self.shape.group_readers)
 
     def hopeless(self, deaths: Sequence[str]) -> str:
         """Why it cannot go on once an engine has died so often under it, and what to do."""

@@ -72,7 +72,7 @@ class Run:
         self._feeding = Feeding(plan, self.lanes, self.starts, self.first_epoch, self.task_samples)
         self.others = Others(plan)
         self._unplaced: set[int] = set()
-        self._came: set[int] = set()  # groups whose lanes were ever here for their ranks
+        self._came: set[int] = set()  # groups whose lanes were ever here for their ranks, or whose ranks have died
         self._gates = Gates(plan, self.starts, self.first_epoch, self.owned)
         self._stand_ins = StandIns(plan, self._gates, self.others, self.readers, self.starts, self.first_epoch)
         self._wanted_epoch = self.first_epoch
@@ -103,8 +103,15 @@ class Run:
         return [*out, *self._history(client), *self._place(group)]
 
     def expect(self, group: int, readers: int) -> list[Instruction]:
-        """So many readers of the group are left, those included that have not come yet."""
+        """So many readers of the group are left, those included that have not come yet.
+
+        Where all have died, none waits for what others get, and the lanes stand in for nobody: the others are held, as
+        when ranks die alone.
+        """
         self.expected[group] = max(1, readers)
+        if not readers:
+            self._came.add(group)
+            self._stand_ins.groups.discard(group)
         return self._place(group) + [step for lane in self._lanes_of(group) for step in self._advance(lane)]
 
     @property

@@ -139,7 +139,7 @@ class Sessions:
         out: list[Instruction] = []
         client = self.clients.get(goodbye.client)
         if client is not None and hmac.compare_digest(client.token, goodbye.token):
-            out += self.gone(client.number, now)
+            out += self.gone(client.number, now, closed=True)
         return [*out, Answer(ask, Farewell())]
 
     def joined(self, join: Join, pid: int, now: float) -> list[Instruction]:
@@ -154,12 +154,14 @@ class Sessions:
 
     # What happens
 
-    def gone(self, number: int, now: float, *, told_by_engine: bool = False) -> list[Instruction]:
-        """A client has closed or died."""
-        out = self._gone(number, told_by_engine)
+    def gone(
+        self, number: int, now: float, *, told_by_engine: bool = False, closed: bool = False
+    ) -> list[Instruction]:
+        """A client has `closed` or died."""
+        out = self._gone(number, told_by_engine, closed)
         return [*out, *self._end_idle_runs(), *self._retry(now)] if out else []
 
-    def _gone(self, number: int, told_by_engine: bool = False) -> list[Instruction]:
+    def _gone(self, number: int, told_by_engine: bool = False, closed: bool = False) -> list[Instruction]:
         client = self.clients.get(number)
         if client is None:
             return []
@@ -169,10 +171,12 @@ class Sessions:
         group = client.hello.dp_group_id
         if run is not None:
             run.gone[group] = run.gone.get(group, 0) + 1
+            run.died[group] = run.died.get(group, 0) + (not closed)
         if client.handed_over and not told_by_engine:
             out.append(ToEngine(DropReader(number), client.engine))
-        elif not client.handed_over and run is not None and client.engine in run.has and run.shape.group_readers > 1:
-            out.append(ToEngine(ExpectReaders(run.number, group, run.expected(group)), client.engine))
+        elif not client.handed_over and run is not None:
+            readers = 0 if group in run.died_out else run.expected(group)
+            out += [ToEngine(ExpectReaders(run.number, group, readers), engine) for engine in sorted(run.has)]
         return out
 
     def unreachable(self, ask: Hashable) -> None:
@@ -215,8 +219,8 @@ class Sessions:
             )
             refused = self.run_refused(run.number, RecipeError.__name__, text, engine)
             return [ToEngine(EndRun(run.number), engine), *refused]
-        out: list[Instruction] = []
         run.has.add(engine)
+        out: list[Instruction] = [ToEngine(ExpectReaders(run.number, group, 0), engine) for group in run.died_out]
         if run.plan is None:
             run.plan, run.strategy = started.plan, started.strategy
             here = {c.engine for c in self.clients.values() if c.hello.pipeline == run.pipeline and not run.resumed}
@@ -449,6 +453,7 @@ class Sessions:
             client.delivered, client.back = max(client.delivered, statement.delivered), True
             missing = hello.group_readers - statement.readers
             run.gone[hello.dp_group_id] = max(run.gone.get(hello.dp_group_id, 0), missing)
+            run.died[hello.dp_group_id] = min(run.died.get(hello.dp_group_id, 0), hello.group_readers - 1)
         if len(deaths) >= ENGINE_DEATHS:
             return self._despair(run, client, deaths)
         if client.engine not in run.has:

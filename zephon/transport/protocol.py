@@ -439,7 +439,7 @@ class AddReader:
 @message("expect_readers")
 @dataclass(frozen=True, slots=True)
 class ExpectReaders:
-    """A rank of the group has died before it came back: so many of it will."""
+    """A rank of the group has left before it came back: so many of it will; 0 where all have died."""
 
     run: int
     group: int

@@ -8,6 +8,7 @@ import pytest
 
 from tests.unit.daemon.test_run import lane_records, pipeline
 from tests.unit.daemon.test_simulated_deaths import Rank, World
+from zephon_daemon.lane_rings import LaneRings
 from zephon_daemon.lane_waits import lane_waits
 from zephon_daemon.report import run_report
 from zephon_daemon.run import Run
@@ -25,7 +26,7 @@ def come(world: World, rank: Rank, slots: int) -> Run:
     """It is the first to come to an engine whose rings have so many slots."""
     world.come(rank)
     assert world.engine is not None
-    world.engine.slots = slots
+    world.engine.rings = LaneRings(slots, None, world.engine.lanes)
     return world.engine
 
 
@@ -93,6 +94,24 @@ def test_lanes_stand_in_for_a_group_of_which_one_came_and_died_before_the_other_
         world.come(rank)
     world.do(engine.go_without())
     read(world, here, lambda: rounds(*here) > known)
+    check(world)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_nobody_stands_in_for_a_group_whose_ranks_have_died_and_the_others_are_told(late: bool) -> None:
+    world = scene(dp=2, readers=1)
+    here, dies = world.ranks
+    read(world, world.ranks, lambda: rounds(*world.ranks) == 2)
+    world.kill_engine()
+    engine = come(world, here, slots=1)
+    if late:
+        world.do(engine.go_without())
+        read(world, [here], lambda: rounds(here) > 6)
+    world.kill_rank(dies)
+    assert not engine.waits_for_ranks
+    world.do(engine.go_without())
+    with pytest.raises(AssertionError, match=r"groups \[1\], whose ranks have left the run"):
+        read(world, [here], lambda: rounds(here) > 40)
     check(world)
 
 

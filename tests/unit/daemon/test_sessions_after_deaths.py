@@ -172,6 +172,51 @@ def test_a_lost_rank_that_dies_is_not_waited_for_and_its_place_stays_used() -> N
     assert not isinstance(scene.last(newcomer), Attached), "no rank begins in the middle of another's reading"
 
 
+def test_an_engine_is_told_of_groups_whose_ranks_have_all_died_around_the_death_of_the_one_before() -> None:
+    def told(when: str, *, closes: bool = False, readers: int = 1) -> list[int]:
+        scene = Scene()
+        first = scene.welcome(0, 2, readers=readers)
+        others = [scene.welcome(1, 2, readers=readers) for _ in range(readers)]
+        for who in (first, *others):
+            scene.attach(who)
+        scene.started()
+
+        def happens(now: str) -> None:
+            for who in others if now == when else ():
+                scene.goodbye(who) if closes else scene.do(scene.sessions.gone(who.client, scene.now))
+
+        happens("right before")
+        scene.engine_dies()
+        happens("right after")
+        scene.attach(scene.welcome(0, 2, readers=readers, old=first), stated=statement(0, 8, readers=readers))
+        scene.started()
+        happens("later")
+        return [m.readers for m in scene.engine if isinstance(m, ExpectReaders) and m.group == 1]
+
+    for readers in (1, 2):
+        assert told("right before", readers=readers) == [0]
+        assert told("right after", readers=readers) == [0]
+        assert told("later", readers=readers) == [1, 0][-readers:]
+    for when in ("right before", "right after", "later"):  # who has closed may have had what others still wait for
+        assert 0 not in told(when, closes=True)
+
+
+def test_a_rank_that_was_taken_for_dead_and_comes_back_is_not_dead() -> None:
+    scene = Scene()
+    first, second = scene.running()
+    scene.engine_dies()
+    scene.do(scene.sessions.gone(second.client, scene.now))
+    first = scene.welcome(0, 2, old=first)
+    scene.attach(first, stated=statement(0, 8))
+    scene.started()
+    assert [m.readers for m in scene.engine if isinstance(m, ExpectReaders)] == [0]
+    scene.attach(scene.welcome(1, 2, old=second), stated=statement(1, 8))
+    scene.engine_dies()
+    scene.attach(scene.welcome(0, 2, old=first), stated=statement(0, 8))
+    scene.started()
+    assert not [m for m in scene.engine if isinstance(m, ExpectReaders)]
+
+
 def test_when_all_lost_ranks_die_the_next_job_begins_at_once() -> None:
     scene = Scene()
     ranks = scene.running(job="run:0")
