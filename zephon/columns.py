@@ -75,6 +75,10 @@ class Column(ABC):
     def copy(self) -> Column:
         """The same records in memory of their own."""
 
+    def joined(self, others: Sequence[Column]) -> Column | None:
+        """These records and those of the others, end to end; None if they are not all of one kind and dtype."""
+        return None
+
 
 class Fixed(Column):
     """Every record has one shape and dtype: `values` is `[n, ...]`."""
@@ -83,6 +87,11 @@ class Fixed(Column):
 
     def __init__(self, values: AnyArray) -> None:
         self.values = values
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of `values`."""
+        return self.values.shape
 
     def __len__(self) -> int:
         return len(self.values)
@@ -106,6 +115,11 @@ class Fixed(Column):
 
     def copy(self) -> Fixed:
         return Fixed(self.values.copy())
+
+    def joined(self, others: Sequence[Column]) -> Column | None:
+        form = self.values.dtype, self.shape[1:]
+        alike = [c.values for c in others if isinstance(c, Fixed) and (c.values.dtype, c.shape[1:]) == form]
+        return Fixed(np.concatenate([self.values, *alike])) if len(alike) == len(others) else None
 
 
 _NUMPY_TWINS = {np.int64, np.float64, np.bool_}  # scalars that travel as their Python twins
@@ -160,6 +174,16 @@ class _Offsets(Column):
     def copy(self: _R) -> _R:
         compact = self.compact()
         return type(self)(compact.values.copy(), compact.offsets.copy())
+
+    def joined(self, others: Sequence[Column]) -> Column | None:
+        parts = [self.compact()]
+        for other in others:
+            if type(other) is not type(self) or other.values.dtype != self.values.dtype:
+                return None
+            parts.append(other.compact())
+        bases = np.cumsum([len(part.values) for part in parts])
+        offsets = [part.offsets[1:] + base for part, base in zip(parts[1:], bases.tolist(), strict=False)]
+        return type(self)(np.concatenate([p.values for p in parts]), np.concatenate([parts[0].offsets, *offsets]))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} records, {self.values.dtype})"
@@ -366,19 +390,8 @@ def _concat(columns: list[Column]) -> Column:
     """Columns end to end: the same kind if they all agree, else `Objects`."""
     if len(columns) == 1:
         return columns[0]
-    first = columns[0]
-    if isinstance(first, Fixed) and all(
-        isinstance(c, Fixed) and c.values.dtype == first.values.dtype and c.values.shape[1:] == first.values.shape[1:]
-        for c in columns
-    ):
-        return Fixed(np.concatenate([c.values for c in columns if isinstance(c, Fixed)]))
-    kinds = {(type(c), c.values.dtype) if isinstance(c, _Offsets) else None for c in columns}
-    if isinstance(first, _Offsets) and len(kinds) == 1:
-        parts = [c.compact() for c in columns if isinstance(c, _Offsets)]
-        bases = np.cumsum([0, *(len(p.values) for p in parts)])
-        offsets = [parts[0].offsets] + [p.offsets[1:] + base for p, base in zip(parts[1:], bases[1:], strict=False)]
-        return type(first)(np.concatenate([p.values for p in parts]), np.concatenate(offsets))
-    return Objects([value for column in columns for value in column.to_list()])
+    together = columns[0].joined(columns[1:])
+    return Objects([value for column in columns for value in column.to_list()]) if together is None else together
 
 
 class Block:
@@ -520,7 +533,7 @@ def visible(block: Block) -> Block:
 
 def settled(block: Block) -> bool:
     """Whether any records of a `visible` block are in their final form as they lie there."""
-    return all(type(column) is Fixed and _is_final(column) for column in block.fields.values())
+    return all(isinstance(column, Fixed) and _is_final(column) for column in block.fields.values())
 
 
 def canonical(block: Block) -> Block:
@@ -540,11 +553,11 @@ def canonical(block: Block) -> Block:
 
 
 def _is_final(column: Fixed) -> bool:
-    return column.values.ndim != 2 or column.values.shape[1] > 0
+    return len(column.shape) != 2 or column.shape[1] > 0
 
 
 def _canonical_column(column: Column) -> Column | None:
-    if type(column) is Fixed and _is_final(column):
+    if isinstance(column, Fixed) and _is_final(column):
         return column
     if isinstance(column, Objects):
         if all(v is MISSING for v in column.values) and column.values:
@@ -556,7 +569,7 @@ def _canonical_column(column: Column) -> Column | None:
             return Fixed(np.empty((len(column), 0), np.int64))
         if (lengths == lengths[0]).all():
             return Fixed(column.compact().values.reshape(len(column), int(lengths[0])))
-    if isinstance(column, Fixed) and column.values.ndim == 2 and not column.values.shape[1]:
+    if isinstance(column, Fixed) and not _is_final(column):
         return Fixed(np.empty((len(column), 0), np.int64))
     return column.compact() if isinstance(column, _Offsets) else column
 

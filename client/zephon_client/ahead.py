@@ -151,5 +151,5 @@ def _offsets(data: Bytes) -> dict[str, int]:
     return {
         name: column.values.ctypes.data - begin
         for name, column in layout.read(data).fields.items()
-        if isinstance(column, Fixed) and column.values.dtype in TORCH_DTYPES and column.values.size
+        if type(column) is Fixed and column.values.dtype in TORCH_DTYPES and column.values.size
     }

@@ -99,7 +99,7 @@ class DeviceBatch(Batch):
             if not _is_tensor(value):
                 return value
             there = None if self._sent is None else self._sent.field(field, value.numpy())
-            self._on_device[field] = value.to(self.device) if there is None else there
+            self._on_device[field] = self._placed(value) if there is None else there
         return self._on_device[field]
 
     def to_training(self, **settings: Any) -> dict[str, Any]:

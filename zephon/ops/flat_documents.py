@@ -7,9 +7,9 @@ import numpy.typing as npt
 
 from zephon.columns import AnyArray, Block, Column, Fixed, IntArray, Ragged, spans
 from zephon.ops.base import Accumulator, Faults
-from zephon.ops.packing import restarting
 from zephon.ops.packing_settings import Packer
 from zephon.ops.token_fields import LOSS_MASK, SAMPLE_TOKENS, Documents, documents_of, masks_column
+from zephon.positions import positions_in
 
 Floats = npt.NDArray[np.float32]
 Flags = npt.NDArray[np.bool_]
@@ -74,7 +74,7 @@ class FlatPacking(Accumulator):
         """
         fields: dict[str, Column] = {"input_ids": Fixed(tokens)}
         if self.settings.emit_positions:
-            fields["positions"] = Fixed(restarting(segments).reshape(tokens.shape))
+            fields["positions"] = positions_in(segments, self.length)
         fields["sequence_length"] = Fixed(used.astype(np.int32))
         column = masks_column(mask, masked)
         if column is not None:

@@ -1,26 +1,12 @@
-"""The arithmetic of token sequences: documents laid end to end and cut, and positions inside them."""
+"""The arithmetic of token sequences: documents laid end to end and cut."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from zephon.columns import IntArray, laid
-
-_LONG = 48  # tokens a segment from which copying segment by segment is cheaper than arithmetic for each token
-
-
-def restarting(lengths: IntArray) -> npt.NDArray[np.int32]:
-    """Positions that count from 0 in each segment: int32 `[sum(lengths)]`."""
-    if len(lengths) and lengths.sum() > _LONG * len(lengths):
-        counting = np.arange(int(lengths.max()), dtype=np.int32).data
-        return laid([counting[:length] for length in lengths.tolist()], np.int32)
-    ends = np.cumsum(lengths)
-    out = np.arange(int(ends[-1]) if len(ends) else 0, dtype=np.int32)
-    out -= np.repeat((ends - lengths).astype(np.int32), lengths)
-    return out
+from zephon.columns import IntArray
 
 
 def pieces_of(lengths: IntArray, capacity: int) -> tuple[IntArray, IntArray, IntArray]:

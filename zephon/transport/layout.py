@@ -14,6 +14,7 @@
     2 Text          offsets, UTF-8                               [bytes]
     3 Bytes         offsets, bytes                               [bytes]
     4 Objects       one pickle of the list                       [bytes]
+    5 Positions     offsets, lengths of runs                     [runs, width]
 
 No position is written down: arrays follow one another in the order of the header, so that a reader computes every
 place and checks it against the buffer, and a corrupt header is a `ProtocolError`, never a view of other memory.
@@ -38,6 +39,7 @@ import numpy.typing as npt
 
 from zephon.columns import HIDDEN, AnyArray, Block, Bytes, Column, Fixed, Objects, Ragged, Text
 from zephon.errors import ProtocolError, RunFailed, SettingError
+from zephon.positions import Positions
 
 Buffer = npt.NDArray[np.uint8]
 
@@ -45,8 +47,9 @@ _PREFIX = struct.Struct("<4sIQ")
 _MAGIC = b"ZB1\0"
 _INT64 = np.dtype(np.int64)
 _UINT8 = np.dtype(np.uint8)
-_FIXED, _RAGGED, _TEXT, _BYTES, _OBJECTS = range(5)
+_FIXED, _RAGGED, _TEXT, _BYTES, _OBJECTS, _POSITIONS = range(6)
 _OF_OFFSETS: dict[int, type[Ragged | Text | Bytes]] = {_RAGGED: Ragged, _TEXT: Text, _BYTES: Bytes}
+_DTYPES: dict[int, np.dtype[Any]] = {_TEXT: _UINT8, _BYTES: _UINT8, _OBJECTS: _UINT8, _POSITIONS: np.dtype(np.int32)}
 _FEW = 64
 _FORMS, _FEW_FIELDS, _SMALL = 128, 32, 1024  # forms that are kept: those of few fields, of small headers
 
@@ -66,8 +69,8 @@ class _Form(NamedTuple):
     records: int
     samples: _Array
     sample_offsets: _Array | None
-    fields: tuple[tuple[str, int, _Array | None, _Array], ...]
-    """Of each: its name, its kind, its offsets, its values."""
+    fields: tuple[tuple[str, int, _Array | None, _Array, tuple[int, ...]], ...]
+    """Of each: its name, its kind, its offsets, its values, its shape."""
     positions: tuple[int, ...]
     """Of all arrays, in their order."""
     nbytes: int
@@ -100,7 +103,14 @@ def measure(block: Block) -> Layout:
     for name, column in block.fields.items():
         if type(name) is not str:  # asked here, since equal names find one form
             raise SettingError(f"a field is named {name!r}: names of fields are str")
+        shape = None
         if type(column) is Fixed:
+            kind, values = _FIXED, column.values
+        elif type(column) is Positions and not column.touched:
+            runs = column.runs.compact()
+            kind, values, shape = _POSITIONS, runs.values, (len(runs.values), column.width)
+            arrays.append(runs.offsets)
+        elif isinstance(column, Fixed):
             kind, values = _FIXED, column.values
         elif isinstance(column, (Ragged, Bytes)):
             compact = column.compact()
@@ -109,7 +119,7 @@ def measure(block: Block) -> Layout:
             arrays.append(compact.offsets)
         else:
             kind, values = _OBJECTS, _pickled(name, column, block)
-        fields.append((name, kind, values.dtype, values.shape))
+        fields.append((name, kind, values.dtype, shape or values.shape))
         arrays.append(values)
     samples, width = block.samples.shape
     form_of = _kept_form_of if len(fields) <= _FEW_FIELDS else _form_of
@@ -274,12 +284,14 @@ def _form_in(buffer: Buffer) -> _Form:
 
 def _fields(buffer: Buffer, form: _Form) -> dict[str, Column]:
     fields: dict[str, Column] = {}
-    for name, kind, offsets, (shape, dtype, position) in form.fields:
-        array = np.ndarray(shape, dtype, buffer, position)
+    for name, kind, offsets, (size, dtype, position), shape in form.fields:
+        array = np.ndarray(size, dtype, buffer, position)
         if kind == _FIXED:
             fields[name] = Fixed(array)
         elif offsets is None:
             fields[name] = PickledObjects(name, array, form.records)
+        elif kind == _POSITIONS:
+            fields[name] = Positions(Ragged(array, _offsets(buffer, offsets, len(array))), shape[1])
         else:
             fields[name] = _OF_OFFSETS[kind](array, _offsets(buffer, offsets, len(array)))
     return fields
@@ -326,17 +338,18 @@ def _form(header: bytes) -> _Form:
 
     rows = placed((samples, width))
     of_records = placed((records + 1,)) if packed else None
-    fields: dict[str, tuple[str, int, _Array | None, _Array]] = {}
+    fields: dict[str, tuple[str, int, _Array | None, _Array, tuple[int, ...]]] = {}
     for name, kind, code, shape in described:
         if type(name) is not str or name in fields:
             raise ProtocolError(f"corrupt block: a field is named {name!r}")
-        if type(kind) is not int or not _FIXED <= kind <= _OBJECTS:
+        if type(kind) is not int or not _FIXED <= kind <= _POSITIONS:
             raise ProtocolError(f"corrupt block: field {name!r} is of no known kind ({kind!r})")
-        if len(shape) != 1 if kind != _FIXED else not shape or shape[0] != records:
+        if not shape or (shape[0] != records if kind == _FIXED else len(shape) != 1 + (kind == _POSITIONS)):
             raise ProtocolError(f"corrupt block: field {name!r} has the shape {shape} in {records} records")
-        offsets = placed((records + 1,)) if kind in _OF_OFFSETS else None
-        dtype = _dtype(code) if kind in (_FIXED, _RAGGED) else _UINT8
-        fields[name] = name, kind, offsets, placed(tuple(shape), dtype)
+        offsets = placed((records + 1,)) if kind in _OF_OFFSETS or kind == _POSITIONS else None
+        dtype = _DTYPES.get(kind) or _dtype(code)
+        size = tuple(shape) if kind == _FIXED else shape[:1]
+        fields[name] = name, kind, offsets, placed(size, dtype), tuple(shape)
     head = np.frombuffer(_PREFIX.pack(_MAGIC, len(header), position) + header, np.uint8)
     return _Form(head, records, rows, of_records, tuple(fields.values()), tuple(positions), position)
 

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zephon.ops.packing import pieces_of, restarting, wrapped
+from zephon.ops.packing import pieces_of, wrapped
+from zephon.positions import restarting
 
 lengths = st.lists(st.integers(1, 40), max_size=60)
 
