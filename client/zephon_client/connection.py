@@ -18,6 +18,7 @@ from zephon.transport.protocol import Farewell, Goodbye, Hello, Join, Welcome
 from zephon_client.control import Control
 from zephon_client.feed import Feed
 from zephon_client.settings import Settings
+from zephon_client.undisturbed import Undisturbed
 
 _FAREWELL_SECONDS = 0.6
 
@@ -26,17 +27,22 @@ class Connection:
     """Opened by its constructor. Raises DaemonUnavailable, or what the daemon refuses the hello with."""
 
     def __init__(
-        self, path: str, settings: Settings, start_seconds: float, nonce: bytes, before: Welcome | None = None
+        self,
+        path: str,
+        settings: Settings,
+        start_seconds: float,
+        nonce: bytes,
+        undisturbed: Undisturbed,
+        before: Welcome | None = None,
     ) -> None:
         self._pid = os.getpid()
         self.ended = False
-        self.control = Control(path, start_seconds)
+        self.control = Control(path, start_seconds, undisturbed)
         try:
             self.welcome = self.control.request(_hello(settings, nonce, before), Welcome, settings.timeout)
             join = Join(self.welcome.token, self.welcome.client)
-            self.feed = Feed(
-                data_path(path), join, writable=settings.group_readers == 1, start_seconds=max(start_seconds, 0.1)
-            )
+            writable, seconds = settings.group_readers == 1, max(start_seconds, 0.1)
+            self.feed = Feed(data_path(path), join, undisturbed, writable=writable, start_seconds=seconds)
         except BaseException:
             self.control.close()
             raise
@@ -47,7 +53,7 @@ class Connection:
         return self.feed.closed or self.control.lost
 
     def close(self) -> None:
-        """Says goodbye, hears the daemon out for a moment, and ends."""
+        """Says goodbye, hears the daemon out for a moment, and ends. Whoever was interrupted in here calls it again."""
         if not self.ended and not self.control.lost and os.getpid() == self._pid:
             with contextlib.suppress(ZephonError):
                 watched = None if self.feed.closed else self.feed

@@ -5,16 +5,22 @@ more is dropped. A request that was interrupted and is made again is not sent tw
 
 The connection is to one daemon process. It is not made again behind the caller's back when that process ends, since
 another one knows nothing of what was asked; `lost` says so.
+
+Its sockets are closed before their context ends, whatever becomes of the Control: a context that is garbage together
+with open sockets, in a cycle of exceptions and frames say, would wait for them for ever.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
 import sys
 import time
 import warnings
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 import zmq
@@ -48,19 +54,28 @@ class Watched(Protocol):
 class Control:
     """The control connection of one client. Used by one thread, in the process that made it."""
 
-    def __init__(self, path: str, start_seconds: float) -> None:
+    def __init__(self, path: str, start_seconds: float, undisturbed: Undisturbed) -> None:
         """Raises DaemonUnavailable when nothing listens at `path` within `start_seconds`."""
         self.path = path
+        self._undisturbed = undisturbed
         _wait_for_listener(path, start_seconds)
-        self._context = zmq.Context(io_threads=1)
-        self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
-        self._ends.setsockopt(zmq.LINGER, 0)
+        with undisturbed:
+            self._context = zmq.Context(io_threads=1)
+            sockets: list[zmq.Socket[bytes]] = []
+            self._ending = weakref.finalize(self, _end, self._context, sockets, os.getpid())
+            try:
+                self._socket = self._context.socket(zmq.DEALER)
+                sockets.append(self._socket)
+                self._socket.setsockopt(zmq.LINGER, 0)
+                self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
+                self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED)
+                sockets.append(self._ends)
+                self._ends.setsockopt(zmq.LINGER, 0)
+                self._socket.connect(f"ipc://{path}")
+            except BaseException:
+                self._ending()
+                raise
         self._lost = False
-        self._socket.connect(f"ipc://{path}")
-        self._undisturbed = Undisturbed()
         self._number = 0
         self._asked: object = None
         self._answer: object = None
@@ -88,12 +103,12 @@ class Control:
         if self.lost:
             raise self._gone()
         if self._asked != message:
-            with self._undisturbed:
+            with self._whole():
                 self._number += 1
                 self._socket.send_multipart([self._name(), encode(message)])
                 self._asked, self._answer = message, None
         answer = self._awaited(expect, timeout, watched)
-        with self._undisturbed:
+        with self._whole():
             self._asked = self._answer = None
             if isinstance(answer, expect) and keep is not None:
                 keep(answer)
@@ -110,12 +125,20 @@ class Control:
 
     def close(self) -> None:
         """Gives what was said a moment to leave, and closes. May be called again."""
-        with self._undisturbed:  # half closed it could neither be used nor closed again
-            if not self._context.closed:
-                self._socket.disable_monitor()
-                self._ends.close()
-                self._socket.close(linger=_LINGER_MS)
-                self._context.term()
+        with self._undisturbed:
+            self._lost = True
+            _end(self._context, [self._socket, self._ends], os.getpid())
+            self._ending.detach()
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Around what must not be done by halves. Where it was, who waits for an answer would wait in vain."""
+        with self._undisturbed:
+            try:
+                yield
+            except BaseException:
+                self._lost = True
+                raise
 
     def _gone(self) -> DaemonUnavailable:
         return DaemonUnavailable(
@@ -173,7 +196,7 @@ class Control:
     def _take(self, expect: tuple[type, ...]) -> object:
         """The answer to what was asked, if it is here; it is kept until the request has been dealt with."""
         while self._answer is None:
-            with self._undisturbed:
+            with self._whole():
                 try:
                     number, payload = self._socket.recv_multipart(zmq.NOBLOCK)[-2:]
                 except zmq.Again:
@@ -181,6 +204,24 @@ class Control:
                 if number == self._name():
                     self._answer = decode(payload, expect=expect)
         return self._answer
+
+
+def _end(context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes]], pid: int) -> None:
+    """Closes what is open, the monitored socket first in the list. Whoever was interrupted in here calls it again."""
+    if context.closed or os.getpid() != pid:
+        return
+    for n, each in enumerate(sockets):
+        if not each.closed:
+            if n == 0:
+                each.disable_monitor()
+            each.close(linger=_LINGER_MS if n == 0 else 0)
+    # A signal would cut the context's end short, and leave its threads and descriptors behind.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        context.destroy(linger=0)  # with sockets that it was interrupted in making
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _callers_level() -> int:

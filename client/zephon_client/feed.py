@@ -3,6 +3,9 @@
 `pump` takes in what has arrived, without waiting: segments are mapped, a failure and the engine's signs of life are
 noted, all else is queued in `arrived` for the run. `sleep` waits in the kernel until something arrives; nothing here
 polls or spins. After the connection's end what had arrived before is still there.
+
+Where taking in or giving back fails half-way (no memory to map a segment, say), the connection ends: batches or slots
+would be missing for good otherwise, and a rank comes back to a connection that has ended by itself.
 """
 
 from __future__ import annotations
@@ -41,10 +44,12 @@ _NUMBERS_A_MESSAGE = 3 * 1000
 class Feed:
     """Used by one thread, in the process that made it."""
 
-    def __init__(self, path: str, join: Join, *, writable: bool, start_seconds: float) -> None:
+    def __init__(
+        self, path: str, join: Join, undisturbed: Undisturbed, *, writable: bool, start_seconds: float
+    ) -> None:
         """Connects to the data socket at `path`; DaemonUnavailable when none answers within `start_seconds`."""
         self._channel = channels.connect(path, start_seconds)
-        self._undisturbed = Undisturbed()
+        self._undisturbed = undisturbed
         self._poll = select.poll()
         self._poll.register(self._channel.fileno(), select.POLLIN)
         self._watches_write = False
@@ -79,18 +84,22 @@ class Feed:
 
     def pump_undisturbed(self) -> None:
         """As `pump`, for a caller that has taken care of interrupts."""
-        if self._channel.wants_write:
-            self._channel.flush()
-        while True:
-            messages = self._channel.receive(_AT_ONCE)
-            try:
-                for payload, fds in messages:
-                    self._take(payload, fds)
-            finally:
-                for _, fds in messages:
-                    channels.close_all(fds)
-            if len(messages) < _AT_ONCE:
-                return
+        try:
+            if self._channel.wants_write:
+                self._channel.flush()
+            while True:
+                messages = self._channel.receive(_AT_ONCE)
+                try:
+                    for payload, fds in messages:
+                        self._take(payload, fds)
+                finally:
+                    for _, fds in messages:
+                        channels.close_all(fds)
+                if len(messages) < _AT_ONCE:
+                    return
+        except BaseException:
+            self.leave()
+            raise
 
     def begin(self, epoch: int, past: int = 0) -> None:
         """Asks for an epoch's batches. `past`: records of each lane in the epochs before."""
@@ -99,14 +108,18 @@ class Feed:
 
     def give_back(self, epoch: int, rounds: int) -> None:
         """Returns the slots whose last array has died, and tells how many rounds have been delivered."""
-        numbers = self.slots.to_return()
-        begun, told = self._told
-        if not numbers and (begun != epoch or told == rounds):
-            return
-        if begun == epoch:
-            self._told = (epoch, rounds)
-        for low in range(0, max(1, len(numbers)), _NUMBERS_A_MESSAGE):
-            self._send(Returned.of(numbers[low : low + _NUMBERS_A_MESSAGE], epoch, rounds))
+        try:
+            numbers = self.slots.to_return()
+            begun, told = self._told
+            if not numbers and (begun != epoch or told == rounds):
+                return
+            if begun == epoch:
+                self._told = (epoch, rounds)
+            for low in range(0, max(1, len(numbers)), _NUMBERS_A_MESSAGE):
+                self._send(Returned.of(numbers[low : low + _NUMBERS_A_MESSAGE], epoch, rounds))
+        except BaseException:
+            self.leave()
+            raise
 
     def hungry(self, lane: int, epoch: int, stands: int) -> None:
         """Asks for signs of life until the lane's batch comes, which begins at `stands` in turn-taking."""
@@ -123,6 +136,10 @@ class Feed:
     def interrupt(self) -> None:
         """Ends the connection for a thread that waits in it. The only method that another thread may call."""
         self._channel.interrupt()
+
+    def leave(self) -> None:
+        """Ends the connection, of which something was lost on the way. What had arrived before is still there."""
+        self._channel.close()
 
     def close(self) -> None:
         """Ends the connection; arrays stay readable. May be called again."""

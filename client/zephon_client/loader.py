@@ -73,22 +73,28 @@ class Loader(Iterator[Batch]):
         """Batches handed over since slots were last returned."""
         self._losses = 0
         """Connections made anew since the last batch was delivered."""
+        self._coming_back = False
+        """Whether the connection does not know the run yet, so that a call that was interrupted then begins anew."""
         self._refused: ZephonError | None = None
         """Why the run cannot go on, said when this rank came back to it."""
         self._warned: set[str] = set()
         self._closed = False
+        self._left = False
+        """Whether `close` has been through."""
         self._waits = threading.RLock()
         """Held by the thread that waits for the daemon."""
         self._connect()
 
     def _connect(self) -> None:
         self._nonce = os.urandom(16)
-        self._use(Connection(self._path, self._settings, self._start_seconds, self._nonce))
+        self._use(Connection(self._path, self._settings, self._start_seconds, self._nonce, self._undisturbed))
 
     def _use(self, connection: Connection) -> None:
-        self._connection = connection
-        # Not `__del__`: this runs at the interpreter's end too, while modules still exist, and keeps no Loader alive.
-        self._ending = weakref.finalize(self, self._connection.end)
+        with self._undisturbed:
+            self._connection = connection
+            # Not `__del__`: this runs at the interpreter's end too, while modules still exist, and keeps no Loader
+            # alive. Detached when a connection has ended, not before: else one that was cut in its end would stay.
+            self._ending = weakref.finalize(self, connection.end)
 
     # Iterating
 
@@ -141,7 +147,7 @@ class Loader(Iterator[Batch]):
                 continue
             with self._waiting():
                 self._check_alive()
-                if self._connection.feed.closed:
+                if self._connection.feed.closed or self._coming_back:
                     self._come_back()
                     waiting = None
                     continue
@@ -311,8 +317,8 @@ class Loader(Iterator[Batch]):
             # The run already has a shape, say because `state_dict` was asked for first: leave it and come anew.
             self._run = self._plan = self._output = None
             self._closed = True
-            self._ending.detach()
             self._connection.close()
+            self._ending.detach()
             self._connect()
             self._closed = False
         self._loaded, self._allow_changed = loaded, list(allow_changed)
@@ -323,28 +329,36 @@ class Loader(Iterator[Batch]):
         if self._run is not None:
             with self._undisturbed:
                 self._catch_up(self._run)
-        connection, limit = self._connection, min(self._settings.timeout, _PROGRESS_SECONDS)
-        return connection.control.request(Progress(), ProgressReport, limit, connection.feed).report
+        limit = min(self._settings.timeout, _PROGRESS_SECONDS)
+        with self._waiting():
+            connection = self._connection
+            return connection.control.request(Progress(), ProgressReport, limit, connection.feed).report
 
     def close(self) -> None:
         """Leaves the session. Batches stay readable, and a state can still be taken. May be called again.
 
-        Another thread that waits for a batch just then gets a ZephonError.
+        Another thread that waits for a batch just then gets a ZephonError. A Ctrl-C takes effect when this is done,
+        within a second; while it waits for such a thread, at once, and then another call does what is left.
         """
-        if self._closed or os.getpid() != self._pid:
+        if self._left or os.getpid() != self._pid:
             return
         self._closed = True
+        if self._undisturbed.afterwards(self.close):  # in a finalizer that ran in the middle of something
+            return
         if not self._waits.acquire(blocking=False):
             self._connection.feed.interrupt()
             if not self._waits.acquire(timeout=_CLOSE_SECONDS):
                 return
         try:
             with self._undisturbed:
-                if self._run is not None and not self._connection.feed.closed:
-                    self._catch_up(self._run)
+                try:
+                    if self._run is not None and not self._connection.feed.closed:
+                        self._catch_up(self._run)
+                finally:
+                    self._connection.close()
+                    self._ending.detach()
+                    self._left = True
         finally:
-            self._ending.detach()
-            self._connection.close()
             self._waits.release()
 
     def __enter__(self) -> Loader:
@@ -419,16 +433,18 @@ class Loader(Iterator[Batch]):
         while True:
             if self._closed:
                 raise self._was_closed()
-            self._ending.detach()
             self._connection.abandon()
+            self._ending.detach()
             try:
-                connection = Connection(self._path, self._settings, 0.0, self._nonce, before)
+                connection = Connection(self._path, self._settings, 0.0, self._nonce, self._undisturbed, before)
+                self._coming_back = self._run is not None
                 self._use(connection)
                 before = connection.welcome
                 absence.answered()
                 if self._run is not None:
                     self._go_on(self._run)
                 self._losses += 1
+                self._coming_back = False
                 return
             except DaemonUnavailable as error:
                 absence.wait(error)
@@ -444,8 +460,8 @@ class Loader(Iterator[Batch]):
         except ZephonError as error:
             if not isinstance(error, TopologyError):  # ranks that are in the way may end
                 self._refused = error
-            self._ending.detach()
             self._connection.close()
+            self._ending.detach()
             raise
         if run.begun:
             self._connection.feed.begin(run.epoch.number, run.past)
@@ -460,8 +476,11 @@ class Loader(Iterator[Batch]):
     def _begin(self, run: Run) -> None:
         assert self._output is not None
         self._output.prepare()
-        self._connection.feed.begin(run.epoch.number, run.past)
-        run.begun = True
+        with self._undisturbed:
+            if self._closed:
+                raise self._was_closed()
+            self._connection.feed.begin(run.epoch.number, run.past)
+            run.begun = True
 
     def _catch_up(self, run: Run) -> None:
         """Brings the bookkeeping up to date, without waiting. Called undisturbed."""
@@ -478,12 +497,17 @@ class Loader(Iterator[Batch]):
                 self._handed = None
 
     def _hear(self, run: Run) -> None:
-        """Takes in what has arrived."""
+        """Takes in what has arrived. Where that fails half-way, it comes once more, over another connection."""
         feed = self._connection.feed
         feed.pump_undisturbed()
         if feed.arrived:
-            for stale in run.take(feed.arrived):
-                feed.slots.unused(stale)
+            try:
+                for stale in run.take(feed.arrived):
+                    feed.slots.unused(stale)
+            except BaseException:
+                feed.leave()
+                run.forget_undelivered()
+                raise
 
     def _give_back(self, run: Run, wait: bool = False) -> None:
         """Returns the slots over which no array lives any more, and no copy to a device is under way.
@@ -546,8 +570,8 @@ class Loader(Iterator[Batch]):
     def _end_if_closed(self, error: Exception | None = None) -> None:
         """Of a loader that was closed, lets go of the connection and says so."""
         if self._closed:
-            self._ending.detach()
             self._connection.end()
+            self._ending.detach()
             raise self._was_closed() from error
 
     def _was_closed(self) -> ZephonError:

@@ -245,8 +245,9 @@ class Peer:
 
     def _answer(self, message: Any) -> Any:
         if isinstance(message, p.Hello):
-            if message.client >= 0:
-                self._leave(message.client)
+            for number, guest in list(self.guests.items()):
+                if number == message.client or guest.hello.nonce == message.nonce:
+                    self._leave(number)
             self.guests[self._numbers] = Guest(message)
             self._numbers += 1
             return p.Welcome(b"token", self._numbers - 1, "recipe.py", self.supervisor)

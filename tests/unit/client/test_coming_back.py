@@ -110,6 +110,29 @@ def test_a_daemon_that_comes_back_at_its_socket_is_found_even_after_a_ctrl_c_in_
         again.close()
 
 
+def test_any_number_of_ctrl_cs_in_the_wait_for_a_daemon_are_no_ends_of_connections(
+    make_peer: Make, join: Join, runtime_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = gone(make_peer, join, supervisor="systemd", timeout=30.0)
+
+    def wait(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(absence.Absence, "wait", wait)
+        for _ in range(absence.LOSSES + 1):
+            with pytest.raises(KeyboardInterrupt):
+                while True:
+                    next(loader)
+    before = had(loader)
+    again = Peer(runtime_folder, Shape(lanes=1, microbatch=2, slots=2), name="d0.sock")
+    try:
+        assert next(loader)["id"].tolist() == ids(0, before, before + 2)
+    finally:
+        loader.close()
+        again.close()
+
+
 def test_a_daemon_that_nobody_starts_again_is_waited_for_a_moment_and_one_with_a_supervisor_for_the_timeout(
     make_peer: Make, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:

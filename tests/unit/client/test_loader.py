@@ -349,9 +349,7 @@ def test_the_engine_hears_of_slots_and_rounds_at_the_next_call(make_peer: Make, 
     next(loader)
     next(loader)
     loader.progress()
-    peer.until(lambda: peer.heard(p.Returned))
-    last = peer.heard(p.Returned)[-1]
-    assert (last.epoch, last.rounds) == (0, 2)
+    peer.until(lambda: [(each.epoch, each.rounds) for each in peer.heard(p.Returned)][-1:] == [(0, 2)])
     assert [message.epoch for message in peer.heard(p.Begin)] == [0]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import linecache
 import os
 import signal
 import subprocess
@@ -13,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -30,7 +27,6 @@ from zephon.errors import (
 )
 from zephon.transport import protocol as p
 from zephon_client import absence
-from zephon_client.undisturbed import Undisturbed
 from zephon_client.waiting import Limits
 
 Make = Callable[..., Peer]
@@ -197,88 +193,6 @@ def test_case_J5_ctrl_c_in_a_wait_loses_and_repeats_nothing(make_peer: Make, joi
     peer.let_go(0, 1)
     batch = next(loader)
     assert batch["id"].tolist() == ids(batch.lane, done[batch.lane], done[batch.lane] + 2)
-
-
-@pytest.mark.parametrize(("event", "step"), [("line", 1), ("opcode", 7)])
-def test_an_interrupt_anywhere_loses_and_repeats_nothing(
-    make_peer: Make, join: Join, amount: Callable[[int, int], int], event: str, step: int
-) -> None:
-    loader = join(make_peer(lanes=2, microbatch=2))
-    batches = iter(loader)
-    got: dict[int, list[int]] = {0: [], 1: []}
-    left = 0
-
-    def trace(frame: FrameType, at: str, _: Any) -> Any:
-        nonlocal left
-        if "zephon" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = event == "opcode"
-        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0).strip()
-        # No signal is looked at between the assignment that notes a batch as handed over and the return after it.
-        if at == event and line != "return batch":
-            left -= 1
-            if left == 0:
-                signal.raise_signal(signal.SIGINT)
-        return trace
-
-    interrupted = finished = 0
-    for number in itertools.count(1, amount(step, 1)):
-        left = number
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.settrace(trace)
-        try:
-            batch = next(batches)
-        except KeyboardInterrupt:
-            interrupted += 1
-            finished = 0
-            continue
-        finally:
-            sys.settrace(None)
-            signal.signal(signal.SIGINT, before)
-        got[batch.lane] += batch["id"].tolist()
-        del batch
-        finished += left > 0
-        if finished == 10:  # in a row: longer than any call
-            break
-    assert interrupted > 100
-    assert got == {lane: ids(lane, 0, len(each)) for lane, each in got.items()}
-    lanes = loader.state_dict()["lanes"]
-    assert {lane: lanes[str(lane)]["records"] for lane in got} == {lane: len(each) for lane, each in got.items()}
-
-
-def test_ctrl_c_waits_for_the_end_of_undisturbed_code_and_then_reaches_its_handler() -> None:
-    seen = []
-    before = signal.signal(signal.SIGINT, lambda *_: seen.append("handled"))
-    try:
-        with Undisturbed():
-            signal.raise_signal(signal.SIGINT)
-            seen.append("body")
-        assert seen == ["body", "handled"]
-        assert signal.getsignal(signal.SIGINT) is not before
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_undisturbed_code_of_a_signal_handler_inside_of_such_code_leaves_all_as_it_was() -> None:
-    seen: list[str] = []
-    undisturbed = Undisturbed()
-
-    def handler(number: int, frame: FrameType | None) -> None:
-        with undisturbed:
-            signal.raise_signal(signal.SIGINT)
-            seen.append("inside")
-
-    before = signal.signal(signal.SIGINT, lambda *_: seen.append("interrupted")), signal.signal(signal.SIGUSR1, handler)
-    mine = signal.getsignal(signal.SIGINT)
-    try:
-        with undisturbed:
-            signal.raise_signal(signal.SIGUSR1)
-            seen.append("outside")
-        assert seen == ["inside", "outside", "interrupted"]
-        assert signal.getsignal(signal.SIGINT) is mine
-    finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGUSR1, before[1])
 
 
 # Ends of processes
