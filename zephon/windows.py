@@ -33,7 +33,7 @@ from zephon.whereabouts import READING, Whereabouts
 TASK_SAMPLES = 512
 """Samples handed to a worker at once, unless told otherwise. Not visible in the data."""
 
-SMALL_SAMPLE = 256.0
+SMALL_SAMPLE = 1024.0
 """Bytes under which a sample is less work than handing it over."""
 
 
