@@ -21,6 +21,7 @@ from zephon.ops.base import Faults, Stateless
 from zephon.ops.tokenizer_backend import CHOICE, Backend, Disagreement, Encoded, load_backend
 from zephon.ops.tokenizer_source import find_tokenizer
 
+_AT_ONCE = 256  # documents whose text is a str at the same time: it stays in the caches, and takes little memory
 _MODES = {"bos_eos": ("bos", "eos"), "bos": ("bos",), "eos": ("eos",), "none": (), "tokenizer_default": ()}
 
 
@@ -145,11 +146,16 @@ class Tokenize(Stateless):
         return self._backend
 
     def process(self, block: Block, faults: Faults) -> Block:
-        texts = self._texts(block, faults)
-        encoded, records = self._encode(texts, block, faults)
-        if self.max_length is not None and not self.split_long_samples:
-            encoded = _truncated(*encoded, self.max_length - (self._bos is not None) - (self._eos is not None))
-        ids, offsets = _with_specials(*encoded, self._bos, self._eos)
+        parts, of = [], []
+        for low in range(0, max(1, len(block)), _AT_ONCE):
+            piece = block.slice(low, min(low + _AT_ONCE, len(block)))
+            encoded, found = self._encode(self._texts(piece, faults), piece, faults)
+            if self.max_length is not None and not self.split_long_samples:
+                encoded = _truncated(*encoded, self.max_length - (self._bos is not None) - (self._eos is not None))
+            parts.append(encoded)
+            of.append(found + low)
+        ids, offsets = _with_specials(parts, self._bos, self._eos)
+        records = np.concatenate(of)
         if self.split_long_samples and self.max_length is not None:
             offsets, pieces = _split(offsets, self.max_length)
             records = np.repeat(records, pieces)
@@ -284,20 +290,26 @@ def _truncated(ids: AnyArray, offsets: IntArray, limit: int) -> Encoded:
     return ids.take(spans(offsets[:-1], lengths, cut)), cut
 
 
-def _with_specials(ids: AnyArray, offsets: IntArray, bos: int | None, eos: int | None) -> Encoded:
-    """The same documents, each begun by `bos` and ended by `eos`."""
+def _with_specials(parts: list[Encoded], bos: int | None, eos: int | None) -> Encoded:
+    """The documents of all parts end to end, each begun by `bos` and ended by `eos`."""
     more = (bos is not None) + (eos is not None)
+    lengths = np.concatenate([np.diff(offsets) for _, offsets in parts]) + more
+    bounds = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=bounds[1:])
     if not more:
-        return ids, offsets
-    wider = offsets + more * np.arange(len(offsets))
-    out = np.empty(int(wider[-1]), np.int32)
-    content = np.ones(len(out), np.bool_)
-    for token, where in ((bos, wider[:-1]), (eos, wider[1:] - 1)):
-        if token is not None:
-            content[where] = False
-            out[where] = token
-    out[content] = ids
-    return out, wider
+        return np.concatenate([ids for ids, _ in parts]), bounds
+    out = np.empty(int(bounds[-1]), np.int32)
+    first = 0
+    for ids, offsets in parts:
+        wider = offsets + more * np.arange(len(offsets))
+        here, first = out[first : first + int(wider[-1])], first + int(wider[-1])
+        content = np.ones(len(here), np.bool_)
+        for token, where in ((bos, wider[:-1]), (eos, wider[1:] - 1)):
+            if token is not None:
+                content[where] = False
+                here[where] = token
+        here[content] = ids
+    return out, bounds
 
 
 def _split(offsets: IntArray, limit: int) -> tuple[IntArray, IntArray]:
