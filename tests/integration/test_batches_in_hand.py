@@ -46,7 +46,7 @@ def test_case_C9_a_batch_outlives_its_slot_its_loader_and_the_daemon(runtime_fol
 def daemon() -> Iterator[Daemon]:
     """25 batches in one lane, whose ring has 8 slots."""
     folder = Path(tempfile.mkdtemp(prefix="z", dir="/tmp"))
-    with Daemon(counting(folder, 200, 2, lanes=1, batch=8), workers=1) as daemon:
+    with Daemon(counting(folder, 200, 2, lanes=1, batch=8, options="prefetch_batches=8"), workers=1) as daemon:
         daemon.all_started()
         yield daemon
     shutil.rmtree(folder)

@@ -21,7 +21,7 @@ from zephon.ops.base import Faults, Stateless
 from zephon.ops.tokenizer_backend import CHOICE, Backend, Disagreement, Encoded, load_backend
 from zephon.ops.tokenizer_source import find_tokenizer
 
-_AT_ONCE = 256  # documents whose text is a str at the same time: it stays in the caches, and takes little memory
+_AT_ONCE = 128  # documents whose text is a str at the same time: it stays in the caches, and takes little memory
 _MODES = {"bos_eos": ("bos", "eos"), "bos": ("bos",), "eos": ("eos",), "none": (), "tokenizer_default": ()}
 
 

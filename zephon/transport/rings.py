@@ -43,8 +43,8 @@ Bytes = npt.NDArray[np.uint8]
 
 
 PAGE = 4096
-SLOTS = 8
-LARGE_RING = 64 << 20
+SLOTS, MANY_SLOTS = 8, 16
+SMALL_RING, LARGE_RING = 2 << 20, 64 << 20
 
 
 ALONE = 1 << 20
@@ -59,15 +59,16 @@ _IN_A_ROW = 4
 
 
 def ring_shape(nbytes: int, slots: int | None = None, most: int | None = None) -> tuple[int, int]:
-    """`(slot_bytes, slots)` of a ring for payloads of about `nbytes`: with a quarter to spare, and eight slots unless
-    told otherwise or (from 64 MiB a ring on) fewer, but four at least.
+    """`(slot_bytes, slots)` of a ring for payloads of about `nbytes`: with a quarter to spare, and, unless told
+    otherwise, eight slots; up to sixteen while the ring is under 2 MiB, since messages are sent for several slots at
+    once, and from 64 MiB on fewer, but four at least.
 
     Where it would take more than `most` bytes it has fewer slots, unless their number was told, but two at least.
     """
     slot_bytes = max(1, -(-nbytes * 5 // 4 // PAGE)) * PAGE
     if slots is not None:
         return slot_bytes, slots
-    wanted = max(4, min(SLOTS, LARGE_RING // slot_bytes))
+    wanted = max(4, min(SLOTS, LARGE_RING // slot_bytes), min(MANY_SLOTS, SMALL_RING // slot_bytes))
     return slot_bytes, wanted if most is None else max(2, min(wanted, most // slot_bytes))
 
 
