@@ -50,12 +50,12 @@ class Positions(Fixed):
     @property
     def values(self) -> npt.NDArray[np.int32]:  # type: ignore[override]
         if self._made is None:
-            runs, size = self.runs.compact(), np.array(self.shape)
-            ends = np.append(0, np.cumsum(runs.values, dtype=np.int64))
-            filled = ends[runs.offsets] == self.width * np.arange(len(runs.offsets))
-            if not filled.all() or runs.values.min(initial=0) < 0:
-                raise ProtocolError(f"corrupt block: runs of positions do not fill {size[0]} records of {size[1]}")
-            self._made = restarting(runs.values).reshape(size)
+            lengths, records = self.runs.compact().values, len(self)
+            fill = int(lengths.sum(dtype=np.int64)) == records * self.width and int(lengths.min(initial=0)) >= 0
+            made = restarting(lengths).reshape(self.shape) if fill else None
+            if made is None or made[:, :1].any():
+                raise ProtocolError(f"corrupt block: runs of positions do not fill {records} records of {self.width}")
+            self._made = made
         return self._made
 
     @property

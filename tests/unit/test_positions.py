@@ -97,7 +97,7 @@ def test_nothing_on_the_way_to_a_rank_makes_them() -> None:
     assert arrived.values.tolist() == [list(range(8)), [0, *range(7)]]
 
 
-@pytest.mark.parametrize("runs", [[4, 3], [9, -1], [5, 4], [0, 0]])
+@pytest.mark.parametrize("runs", [[4, 3], [9, -1], [5, 4], [0, 0], [3, 5]])
 def test_runs_that_do_not_fill_their_records_are_no_positions(runs: list[int]) -> None:
     corrupt = Positions(Ragged(np.array(runs, np.int32), np.array([0, 1, 2])), 4)
     with pytest.raises(ProtocolError, match="do not fill 2 records of 4"):
