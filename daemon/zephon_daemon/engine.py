@@ -544,7 +544,8 @@ class Engine:
 
     def _reassure(self, port: ClientPort, live: LiveRun) -> None:
         assert port.hungry is not None
-        working, port.seen = self._moved != port.seen, self._moved
+        moved = self._moved + self._oversight.moves  # a task of slow records may take minutes
+        working, port.seen = moved != port.seen, moved
         if not port.channel.wants_write:
             port.channel.send(encode(live.alive(port.hungry, working, self._scheduler, self._oversight)))
 

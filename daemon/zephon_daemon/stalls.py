@@ -109,6 +109,11 @@ class Oversight:
         """Bytes of the workers' notes."""
         return PAGE * len(self._notes)
 
+    @property
+    def moves(self) -> int:
+        """How often a worker was found at another record or operator than before."""
+        return self._dog.moves
+
     def gone(self, worker: Hashable, how: str) -> tuple[str, bool]:
         """A worker has ended, and its tasks are still in its name: how and where, for people; whether its task may be
         cut to find out which record it died of.

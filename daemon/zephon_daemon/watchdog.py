@@ -64,6 +64,8 @@ class Watchdog:
 
     def __init__(self, patience: Patience) -> None:
         self.patience = patience
+        self.moves = 0
+        """How often somebody was found at another position than before."""
         self._watched: dict[Hashable, _Watched] = {}
         self._stalled: dict[Hashable, float] = {}
 
@@ -90,6 +92,7 @@ class Watchdog:
             if at is None or at.position != position or position is None:
                 if at is not None and at.told and not at.ended:
                     out.append((name, Act.GOES_ON, now - at.since))
+                self.moves += at is not None and at.position != position is not None
                 self._watched[name] = _Watched(position, now)
                 continue
             seconds = now - at.since

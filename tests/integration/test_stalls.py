@@ -93,6 +93,24 @@ def test_case_J1_an_operator_that_sleeps_for_ever_is_named_with_its_record_and_s
         assert "work for a run that has ended" in daemon.errors
 
 
+def test_slow_records_are_no_stall_however_long_a_task_of_them_takes(runtime_folder: Path) -> None:
+    counting(runtime_folder, 24, 1, lanes=1, batch=4)
+    recipe = write_recipe(
+        runtime_folder,
+        """
+import time
+
+source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, chunk_size=24)
+def slow(row):
+    time.sleep(0.25)
+    return row
+pipeline = Pipeline(source).map_transform(slow).batch(4).options(canonical_replicas=1)
+""",
+    )
+    with Daemon(recipe, workers=1) as daemon, connect(daemon.socket, output="numpy", timeout=3.0) as loader:
+        assert sorted(id for batch in loader for id in batch["id"].tolist()) == list(range(24))
+
+
 @pytest.mark.soak
 def test_case_J1_a_worker_that_hangs_is_ended_in_time_and_if_that_helps_nobody_sees_it(sleeping: str) -> None:
     ledger, asleep = Ledger(plan_of(sleeping)), Path(sleeping).parent / "asleep"

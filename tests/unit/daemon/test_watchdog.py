@@ -46,6 +46,13 @@ def test_who_has_nothing_to_do_is_never_stalled_and_who_is_gone_is_forgotten() -
     assert not dog.look({3: "a"}, 1025.0)
 
 
+def test_moves_are_counted_not_tasks_that_begin_or_end() -> None:
+    dog = Watchdog(Patience(1.0, 2.0))
+    for now, position in enumerate([None, 1, 1, 2, 3, None, None, 4]):
+        dog.look({"w": position}, float(now))
+    assert dog.moves == 4  # to 1, 2, 3 and 4
+
+
 def test_a_slow_one_that_moves_is_not_stalled() -> None:
     dog = Watchdog(QUICK)
     assert not [act for step in range(1000) for act in dog.look({3: step}, step * 19.0)]
