@@ -258,7 +258,10 @@ class Peer:
         self._leave(message.client)
         return p.Farewell()
 
-    def _attach(self, message: p.Attach) -> p.Attached:
+    def _attach(self, message: p.Attach) -> p.Attached | p.Refused:
+        guest = self.guests.get(message.client)
+        if guest is None:  # its data connection has ended before this came
+            return p.Refused("DaemonUnavailable", "this client has gone")
         if self.starts is None:
             self.starts, self.first_epoch = [Frontier()] * self.shape.lanes, 0
             if message.checkpoint:
@@ -268,7 +271,6 @@ class Peer:
             stated = decode_statement(message.statement)
             for lane, frontier in stated.at.lanes.items():
                 self._stated[lane, stated.at.epoch] = stated.stands[lane], frontier.records
-        guest = self.guests[message.client]
         guest.attached = True
         return p.Attached(
             identity=json.dumps(self.shape.identity),
