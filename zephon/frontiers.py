@@ -166,8 +166,12 @@ def parse_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
     """Check a checkpoint's form. `CheckpointError` names what is wrong with it."""
     if not isinstance(state, Mapping):
         raise CheckpointError(f"a checkpoint is a mapping, not {type(state).__name__}")
-    if state.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint format {_shown(state.get('format'))}: this version reads format {FORMAT}")
+    if "format" not in state:
+        raise CheckpointError(
+            f"no checkpoint of Zephon's: a mapping with {', '.join(map(repr, list(state)[:5])) or 'nothing'}"
+        )
+    if state["format"] != FORMAT:
+        raise CheckpointError(f"checkpoint format {_shown(state['format'])}: this version reads format {FORMAT}")
     identity, lanes = state.get("identity"), state.get("lanes")
     if not isinstance(identity, Mapping) or not isinstance(lanes, Mapping) or not lanes:
         raise CheckpointError("malformed checkpoint: it needs 'identity' and 'lanes'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,8 @@ from zephon_client.settings import settings_from
 
 if TYPE_CHECKING:
     from zephon_client.loader import Loader
+
+_log = logging.getLogger("zephon.client")
 
 START_SECONDS = 2.0
 """How long a daemon that is just starting is waited for, at most; then `connect` fails."""
@@ -90,6 +93,8 @@ def find_socket(socket: str | os.PathLike[str] | None, patience: float) -> str:
             f"{len(daemons)} daemons of this user are running. Name the socket of one (argument `socket`, or "
             f"ZEPHON_SOCKET): {_listed(daemons)}"
         )
+    if os.environ.get("RANK", "0") == "0":  # found, not given: it may be another job's
+        _log.warning("uses the daemon on %s, of recipe %s", daemons[0].control_path, daemons[0].recipe)
     return daemons[0].control_path
 
 

@@ -223,7 +223,7 @@ def _run(run: Mapping[str, Any], engines: Sequence[Mapping[str, Any]] = ()) -> l
         rounds += f" ({steps} since the run's beginning)"
     lines = [f"{run.get('pipeline', 'pipeline')}: epoch {epoch}, {rounds}, {many(len(lanes), 'lane')}{speed}"]
     for number, count in (run.get("left_out") or {}).items():
-        lines.append(f"  epoch {number} leaves out {many(count, 'record')}, too few for a round")
+        lines.append(f"  epoch {number} leaves out {many(count, 'record')}: the shortest lane ends it")
     if run.get("mixture"):
         lines.append(f"  mixture: {json.dumps(run['mixture'])}")
     lines += _drawn(run.get("drawn") or {})
