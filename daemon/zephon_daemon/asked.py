@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zephon.errors import SettingError, TopologyError, ZephonError
+from zephon.errors import DaemonUnavailable, SettingError, TopologyError, ZephonError
 from zephon.frontiers import MOST_LANES
 from zephon.transport.protocol import Attach, Hello, Refused
+from zephon_daemon.members import Client, Run, listed
+
+SAME_JOB_SECONDS = 30.0
+"""How long a rank that connects again waits for its peers to leave the run before."""
+
+UNWANTED_SECONDS = 600.0
+"""How long a rank waits for a run that nobody wants any more to take shape, since it can be ended only then."""
 
 LONGEST_NAME = 1000
 """Characters of a pipeline's or a job's name."""
@@ -49,6 +56,35 @@ class Waiting:
 
 TAKES_SHAPE = Wait("the run takes shape", joins=True)
 LOADS = Wait("the engine loads the recipe")
+
+
+def run_before(client: Client, readers: Sequence[Client]) -> Wait:
+    """For those who still read in the run that a client's place is used up in."""
+    names, hello = listed(readers), client.hello
+    return Wait(
+        f"the run before to end: {names}",
+        SAME_JOB_SECONDS,
+        TopologyError(
+            f"group {hello.dp_group_id} has read in this run of pipeline {hello.pipeline!r} and left it, while "
+            f"others still read: {names}. Nobody can come back into a run that others go on reading: a new one "
+            "starts once all of them have closed, so end them, and start all ranks together from the last "
+            "checkpoint."
+        ),
+    )
+
+
+def unwanted(run: Run) -> Wait:
+    """For a run to take shape and end, all of whose clients have left before it did."""
+    return Wait(
+        f"the run before to end, which still takes shape: {run.first} wanted it, and has left",
+        UNWANTED_SECONDS,
+        DaemonUnavailable(
+            f"the run of pipeline {run.pipeline!r} that {run.first} wanted, and left, still takes shape after "
+            f"{UNWANTED_SECONDS:g} s, and no other one starts before it has. `zephon progress` shows what the engine "
+            "works on (a tokenizer that is loaded, setup of operators, functions that are tried on the first records); "
+            "or start the daemon again."
+        ),
+    )
 
 
 def check_hello(hello: Hello) -> None:

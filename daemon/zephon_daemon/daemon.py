@@ -396,8 +396,8 @@ class Daemon:
             elif isinstance(message, p.RunRefused):
                 if message.run < 0:
                     raise CannotStart(message.text)
-                refused = self._sessions.run_refused(message.run, message.kind, message.text, seat.number)
-                self._carry_out(refused)
+                kind, text = message.kind, message.text
+                self._carry_out(self._sessions.run_refused(message.run, kind, text, time.monotonic(), seat.number))
 
     def _engine_ready(self, seat: EngineSeat, message: p.EngineReady) -> None:
         seat.met()

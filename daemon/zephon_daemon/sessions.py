@@ -6,7 +6,8 @@ carries them out. An `ask` is whatever the caller needs to find its way back to 
 - All living clients belong to one session, that of their job. A client of another job waits until they have ended, and
   is refused with their process ids if they have not.
 - The first client of a pipeline that attaches gives the run its shape: checkpoint, number of groups, ranks a group.
-  Who brings another shape is refused, both named.
+  Who brings another shape is refused, both named, unless nobody wants the run any more: then it is waited for, and ends
+  as soon as the engines that work on it have answered.
 - A run ends with its last client. A rank whose place in a run is used up, since it closed and connected again, waits
   for that, and gets the next run: no rank ever continues in the middle of another's reading.
 - A run is in each engine that has a group of it (`dealing`). The first one resolves its plan; the next ones start from
@@ -72,6 +73,8 @@ from zephon_daemon.asked import (
     is_of,
     reasons_of,
     refused,
+    run_before,
+    unwanted,
 )
 from zephon_daemon.dealing import Dealing
 from zephon_daemon.members import Client, Run, Shape, check_origin, check_shape, digest_of, listed, origin_of
@@ -88,9 +91,6 @@ PATIENCE_SECONDS = 1.0
 
 OTHER_JOB_SECONDS = 10.0
 """How long a client waits for the clients of another job, or of its own group, to end."""
-
-SAME_JOB_SECONDS = 30.0
-"""How long a rank that connects again waits for its peers to leave the run before."""
 
 JOIN_SECONDS = 30.0
 """A client without a data connection after that time is gone."""
@@ -116,6 +116,7 @@ class Sessions:
         self._dealing = Dealing(engines)
         self._pipelines: list[str] = []
         self._waiting: list[Waiting] = []
+        self._again: deque[Waiting] = deque()  # those of them that are yet to be decided about once more
         self._numbers = self._run_numbers = 0
         self._current: dict[str, Run] = {}
         self.clients: dict[int, Client] = {}
@@ -159,7 +160,7 @@ class Sessions:
     ) -> list[Instruction]:
         """A client has `closed` or died."""
         out = self._gone(number, told_by_engine, closed)
-        return [*out, *self._end_idle_runs(), *self._retry(now)] if out else []
+        return [*out, *self._end_idle_runs(now), *self._retry(now)] if out else []
 
     def _gone(self, number: int, told_by_engine: bool = False, closed: bool = False) -> list[Instruction]:
         client = self.clients.get(number)
@@ -205,7 +206,7 @@ class Sessions:
             if not run.has:
                 run.plan = None
             out += self._lose(client for client in self._readers(run) if client.engine == engine)
-        return [*out, *self._end_idle_runs(), *self._retry(now)]
+        return [*out, *self._end_idle_runs(now), *self._retry(now)]
 
     def run_started(self, started: RunStarted, now: float, engine: int = 0) -> list[Instruction]:
         """An engine has resolved a run's plan."""
@@ -217,7 +218,7 @@ class Sessions:
                 f"engine {engine} comes to another plan for pipeline {run.pipeline!r} than the engine before it. Was "
                 "the recipe changed, or its data, under the run? Does it depend on the clock, or on random numbers?"
             )
-            refused = self.run_refused(run.number, RecipeError.__name__, text, engine)
+            refused = self.run_refused(run.number, RecipeError.__name__, text, now, engine)
             return [ToEngine(EndRun(run.number), engine), *refused]
         run.has.add(engine)
         out: list[Instruction] = [ToEngine(ExpectReaders(run.number, group, 0), engine) for group in run.died_out]
@@ -226,9 +227,9 @@ class Sessions:
             here = {c.engine for c in self.clients.values() if c.hello.pipeline == run.pipeline and not run.resumed}
             for other in sorted((here & self._dealing.ready) - run.started) if self._wanted(run) else ():
                 out += self._start(run, other)  # as its groups are here, whose lanes the others' ends depend on
-        return [*out, *self._retry(now), *self._end_idle_runs()]
+        return [*out, *self._retry(now), *self._end_idle_runs(now)]
 
-    def run_refused(self, number: int, kind: str, text: str, engine: int = 0) -> list[Instruction]:
+    def run_refused(self, number: int, kind: str, text: str, now: float, engine: int = 0) -> list[Instruction]:
         """An engine cannot start a run. Where another one has it, it goes on there."""
         run = self._run(number)
         if run is None:
@@ -241,7 +242,8 @@ class Sessions:
             if client.engine == engine or not run.has:
                 client.run, client.attached = None, False
         self._waiting = [w for w in self._waiting if w not in refused]
-        return [*(Answer(waiting.ask, Refused(kind, text)) for waiting in refused), *self._end_idle_runs()]
+        answers = (Answer(waiting.ask, Refused(kind, text)) for waiting in refused)
+        return [*answers, *self._end_idle_runs(now), *self._retry(now)]
 
     def lanes_told(self, told: LanesTold, engine: int) -> list[Instruction]:
         """An engine tells of its lanes: the run's other engines must know."""
@@ -261,7 +263,7 @@ class Sessions:
         late = [each for each in self.clients.values() if not each.joined and now - each.since >= JOIN_SECONDS]
         for client in late:
             out += self._gone(client.number)
-        return [*out, *self._end_idle_runs(), *self._retry(now)] if late else out
+        return [*out, *self._end_idle_runs(now), *self._retry(now)] if late else out
 
     @property
     def needs_ticks(self) -> bool:
@@ -297,6 +299,8 @@ class Sessions:
         assert all(client.run is None or client.run in numbers for client in self.clients.values())
         assert {n: c for group in self._groups.values() for n, c in group.items()} == self.clients
         assert all(self.clients.get(client.number) is client for client in self._nonces.values())
+        late = [each.request.client for each in self._waiting if isinstance(each.request, Attach) and not each.joins]
+        assert {self.clients[number].hello.pipeline for number in late} <= self._current.keys(), "they wait for a run"
         for run in self._current.values():
             assert not run.started <= run.has or run.plan is None or self._wanted(run)
             assert all(count <= run.shape.group_readers for count in run.places.values())
@@ -312,16 +316,15 @@ class Sessions:
             self._waiting.append(Waiting(ask, request, now, wait.reason, now, wait.seconds, wait.error, wait.joins))
         if isinstance(request, Attach) and request.statement:  # which may have decided for others, too
             out += self._retry(now)
-        return [*out, *self._end_idle_runs()]
+        return [*out, *self._end_idle_runs(now)]
 
     def _retry(self, now: float) -> list[Instruction]:
         """Decide once more about everybody who waits, in the order they came."""
         out: list[Instruction] = []
         failed = self._failed
-        queue = deque(self._waiting)
-        self._waiting = []
-        while queue:
-            waiting = queue.popleft()
+        self._again, self._waiting = deque(self._waiting), []
+        while self._again:
+            waiting = self._again.popleft()
             done, wait = self._decide(waiting.ask, waiting.request, now)
             out += done
             if wait is not None:
@@ -432,18 +435,15 @@ class Sessions:
         if run.failed:
             raise RunFailed(run.failed)
         used_up = run.places.get(hello.dp_group_id, 0) >= run.shape.group_readers
-        if used_up and statement is None and client.run != run.number:
-            names = listed(self._readers(run))
-            return Wait(
-                f"the run before to end: {names}",
-                SAME_JOB_SECONDS,
-                TopologyError(
-                    f"group {hello.dp_group_id} has read in this run of pipeline {hello.pipeline!r} and left it, while "
-                    f"others still read: {names}. Nobody can come back into a run that others go on reading: a new one "
-                    "starts once all of them have closed, so end them, and start all ranks together from the last "
-                    "checkpoint."
-                ),
-            )
+        comes_late = used_up and statement is None and client.run != run.number
+        if comes_late or shape != run.shape:
+            members = self._members(run)
+            if not members:
+                return unwanted(run)
+            if comes_late:
+                return run_before(client, self._readers(run))
+            if run.first.number not in self.clients:
+                run.first = members[0]  # for an error that names the living
         check_shape(client, shape, run)
         deaths = run.deaths.get(client.engine, [])
         if statement is not None:
@@ -522,14 +522,16 @@ class Sessions:
         message = AddReader(run.number, client.number, hello.dp_group_id, expected)
         return [HandOver(message, client.statement, client.engine)]
 
-    def _end_idle_runs(self) -> list[Instruction]:
-        """Runs of which nobody is left. One that an engine still works on ends when its answer has come.
+    def _end_idle_runs(self, now: float) -> list[Instruction]:
+        """Runs of which nobody is left; who waits for that goes on. One that an engine works on ends when it answers.
 
         What else a run's engines are to be told comes with it.
         """
         out: list[Instruction] = []
+        ended = False
         for run in list(self._current.values()):
             if run.started <= run.has and not self._wanted(run):
+                ended = True
                 del self._current[run.pipeline]
                 out += [ToEngine(EndRun(run.number), engine) for engine in sorted(run.started)]
             elif run.failed:
@@ -538,7 +540,7 @@ class Sessions:
                 out += self._lose(gone)
             elif len(run.started) > 1 or run.elsewhere:
                 out += self._tell_groups(run)
-        return out
+        return [*out, *self._retry(now), *self._end_idle_runs(now)] if ended else out
 
     def _tell_groups(self, run: Run) -> Iterator[ToEngine]:
         """Tell each engine which groups read from the others, where that has changed."""
@@ -582,7 +584,12 @@ class Sessions:
         return [client for client in self.clients.values() if client.run == run.number]
 
     def _wanted(self, run: Run) -> bool:
-        return bool(self._readers(run)) or any(self._waits_for(waiting, run) for waiting in self._waiting)
+        return bool(self._members(run))
+
+    def _members(self, run: Run) -> list[Client]:
+        """Those who read it, or wait to attach to it."""
+        numbers = {each.request.client for each in (*self._waiting, *self._again) if self._waits_for(each, run)}
+        return [each for each in self.clients.values() if each.run == run.number or each.number in numbers]
 
     def _waits_for(self, waiting: Waiting, run: Run, engine: int | None = None) -> bool:
         """Whether a request waits to attach to a run that takes shape (not for one to end), in one engine or in any."""

@@ -20,7 +20,8 @@ from zephon.transport.protocol import (
     Refused,
     Welcome,
 )  # fmt: skip
-from zephon_daemon.sessions import JOIN_SECONDS, OTHER_JOB_SECONDS, SAME_JOB_SECONDS
+from zephon_daemon.asked import SAME_JOB_SECONDS, UNWANTED_SECONDS
+from zephon_daemon.sessions import JOIN_SECONDS, OTHER_JOB_SECONDS
 
 
 def test_the_first_attach_starts_the_run_with_the_groups_that_said_hello_and_all_get_their_lanes() -> None:
@@ -222,7 +223,7 @@ def test_a_run_that_the_engine_refuses_is_refused_to_all_who_wait_and_may_be_tri
     scene = Scene()
     first, second = scene.welcome(0, 2), scene.welcome(1, 2)
     asks = scene.attach(first), scene.attach(second)
-    scene.do(scene.sessions.run_refused(1, "CheckpointMismatch", "seed differs"))
+    scene.do(scene.sessions.run_refused(1, "CheckpointMismatch", "seed differs", scene.now))
     assert [scene.last(ask) for ask in asks] == [Refused("CheckpointMismatch", "seed differs")] * 2
     ask = scene.attach(first)
     scene.started()
@@ -236,6 +237,75 @@ def test_a_run_whose_client_died_while_it_took_shape_is_ended() -> None:
     scene.do(scene.sessions.gone(who.client, scene.now))
     scene.started()
     assert scene.engine == [EndRun(1)]
+
+
+def orphaned(engines: int = 1) -> Scene:
+    """A run takes shape whose only rank, process 71, has been killed."""
+    scene = Scene(engines=engines)
+    who = scene.welcome(pid=71)
+    scene.attach(who)
+    scene.do(scene.sessions.gone(who.client, scene.now))
+    return scene
+
+
+@pytest.mark.parametrize("ends", ["takes shape", "is refused", "its engine dies"])
+@pytest.mark.parametrize(("degree", "state"), [(2, ""), (1, checkpoint(8))])
+def test_who_brings_another_shape_waits_until_a_run_that_nobody_wants_any_more_has_ended(
+    ends: str, degree: int, state: str
+) -> None:
+    scene = orphaned()
+    asks = [scene.attach(scene.welcome(group, degree), state) for group in range(degree)]
+    assert len(scene.starts) == 1
+    scene.later(1.0)
+    reason = "the run before to end, which still takes shape: process 71 (group 0) wanted it, and has left"
+    assert [scene.told[ask] for ask in asks] == [[Patience(reason)]] * degree
+    if ends == "takes shape":
+        scene.started()
+        assert scene.engine == [EndRun(1)]
+    elif ends == "is refused":
+        scene.do(scene.sessions.run_refused(1, "RunFailed", "its setup failed", scene.now))
+    else:
+        scene.engine_dies()
+    assert [start.message.run for start in scene.starts] == [1, 2]
+    assert (scene.starts[1].message.dp_degree, scene.starts[1].checkpoint) == (degree, state)
+    scene.started()
+    assert all(isinstance(scene.last(ask), Attached) for ask in asks)
+
+
+def test_nobody_waits_for_ever_for_a_run_that_nobody_wants_any_more() -> None:
+    scene = orphaned()
+    ask = scene.attach(scene.welcome(), checkpoint(8))
+    scene.later(UNWANTED_SECONDS)
+    assert scene.last(ask).kind == "DaemonUnavailable"
+    assert "process 71" in scene.last(ask).text
+
+
+def test_a_run_that_was_left_and_is_wanted_again_is_that_of_who_wants_it_now() -> None:
+    scene = orphaned()
+    waits = scene.attach(scene.welcome(1, 2, pid=73))
+    wants = scene.welcome(pid=72)
+    ask = scene.attach(wants)
+    scene.started()
+    assert isinstance(scene.last(ask), Attached)
+    assert scene.engine == [AddReader(1, wants.client, 0, 1)]
+    assert "process 73 (group 1) and process 72 (group 0)" in scene.last(waits).text
+    assert "dp_degree=2 and dp_degree=1" in scene.last(waits).text
+
+
+def test_who_comes_late_into_a_run_that_takes_shape_in_another_engine_goes_on_once_nobody_wants_it() -> None:
+    scene = Scene(engines=2)
+    ranks = [scene.welcome(group, 2) for group in range(2)]
+    for who in ranks:
+        scene.attach(who)
+    scene.started(engine=0)
+    scene.goodbye(ranks[0])
+    ask = scene.attach(scene.welcome(0, 2))
+    scene.goodbye(ranks[1])
+    assert [(start.message.run, start.engine) for start in scene.starts] == [(1, 0), (1, 1)]
+    scene.started(engine=1)
+    assert [engine for engine, m in scene.heard if isinstance(m, EndRun)] == [0, 1]
+    scene.started(run=2, engine=0)
+    assert isinstance(scene.last(ask), Attached)
 
 
 def test_a_client_waits_for_others_to_end_no_longer_than_its_own_timeout() -> None:
@@ -316,7 +386,7 @@ def test_every_request_is_answered_once_and_invariants_hold_whatever_happens(dat
             if what == "started":
                 scene.started(run, engine)
             else:
-                scene.do(scene.sessions.run_refused(run, "RunFailed", "no", engine))
+                scene.do(scene.sessions.run_refused(run, "RunFailed", "no", scene.now, engine))
         elif what == "died" and alive:
             engine = data.draw(st.sampled_from(sorted(alive)))
             alive.discard(engine)
