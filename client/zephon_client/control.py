@@ -37,6 +37,7 @@ A = TypeVar("A")
 _LOOK_AGAIN_SECONDS = 0.02
 _LAST_WORDS_SECONDS = 1.0
 _TOLD_SECONDS = 3.0
+_LOOK_SECONDS = 1.0  # a handler's own request is noticed after so long
 """From when on it is said that other processes are waited for."""
 
 _LINGER_MS = 200
@@ -102,12 +103,14 @@ class Control:
         """
         if self.lost:
             raise self._gone()
-        if self._asked != message:
-            with self._whole():
-                self._number += 1
-                self._socket.send_multipart([self._name(), encode(message)])
-                self._asked, self._answer = message, None
-        answer = self._awaited(expect, timeout, watched)
+        answer = None
+        while answer is None:
+            if self._asked != message:
+                with self._whole():
+                    self._number += 1
+                    self._socket.send_multipart([self._name(), encode(message)])
+                    self._asked, self._answer = message, None
+            answer = self._awaited(message, expect, timeout, watched)
         with self._whole():
             self._asked = self._answer = None
             if isinstance(answer, expect) and keep is not None:
@@ -149,7 +152,8 @@ class Control:
     def _name(self) -> bytes:
         return str(self._number).encode()
 
-    def _awaited(self, expect: type[object], timeout: float, watched: Watched | None) -> object:
+    def _awaited(self, message: object, expect: type[object], timeout: float, watched: Watched | None) -> object:
+        """None if a signal's handler has made a request of its own meanwhile, so that this one is to be made again."""
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._ends, zmq.POLLIN)
@@ -161,7 +165,7 @@ class Control:
         elif watched is not None:
             fd = watched.fileno()
             poller.register(fd, zmq.POLLIN)
-        while True:
+        while self._asked == message:
             answer = self._take((expect, Refused, Patience))
             if isinstance(answer, Patience):
                 self._answer, reason, deadline = None, answer.reason, time.monotonic() + timeout
@@ -185,13 +189,14 @@ class Control:
                     f"whether it still runs (`zephon progress --socket {self.path}`); if it does not, start it again, "
                     "and the job from its last checkpoint."
                 )
-            poller.poll(max(1, int(min(left, 3600.0) * 1000)))
+            poller.poll(max(1, int(min(left, _LOOK_SECONDS) * 1000)))
             if watched is not None and fd >= 0:
                 watched.pump()
                 if watched.closed:
                     # Nothing more to read there, so it must not wake the wait; a last answer may still be on its way.
                     poller.unregister(fd)
                     fd, deadline = -1, min(deadline, time.monotonic() + _LAST_WORDS_SECONDS)
+        return None
 
     def _take(self, expect: tuple[type, ...]) -> object:
         """The answer to what was asked, if it is here; it is kept until the request has been dealt with."""

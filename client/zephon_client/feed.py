@@ -65,8 +65,8 @@ class Feed:
         """What the engine last said that this client waits for."""
         self.stall = ""
         """What it last said of a worker that does not move."""
-        self.unfed = True
-        """Whether the engine does not know (any more) that this client waits."""
+        self.waits_for: tuple[int, int, int] | None = None
+        """The lane, the epoch and the place that this client waits at, as the engine knows it; None if it does not."""
         self._send(join)
 
     @property
@@ -124,7 +124,7 @@ class Feed:
     def hungry(self, lane: int, epoch: int, stands: int) -> None:
         """Asks for signs of life until the lane's batch comes, which begins at `stands` in turn-taking."""
         self._send(Hungry(lane, epoch, stands))
-        self.unfed = False
+        self.waits_for = lane, epoch, stands
 
     def sleep(self, seconds: float) -> None:
         """Waits until something arrives, or so long."""
@@ -147,7 +147,7 @@ class Feed:
         self.slots.close()
 
     def _send(self, message: object) -> None:
-        self.unfed = True
+        self.waits_for = None
         self._channel.send(encode(message, limit=channels.MAX_DESCRIPTOR))
 
     def _take(self, payload: bytes, fds: list[int]) -> None:

@@ -314,13 +314,13 @@ class Loader(Iterator[Batch]):
                 "iterating, or connect again."
             )
         if self._plan is not None:
-            # The run already has a shape, say because `state_dict` was asked for first: leave it and come anew.
-            self._run = self._plan = self._output = None
-            self._closed = True
-            self._connection.close()
-            self._ending.detach()
+            # The run already has a shape, say because `state_dict` was asked for first: leave it and come anew, which
+            # the first batch does if an interrupt comes now.
+            with self._undisturbed:
+                self._run = self._plan = self._output = None
+                self._connection.close()
+                self._ending.detach()
             self._connect()
-            self._closed = False
         self._loaded, self._allow_changed = loaded, list(allow_changed)
 
     def progress(self) -> dict[str, Any]:
@@ -395,14 +395,18 @@ class Loader(Iterator[Batch]):
                     if self._closed or not self._connection.lost:
                         raise
                     self._come_back()
-        plan = self._plan
+        return self._shaped(self._plan)
+
+    def _shaped(self, plan: Attached) -> Run:
+        if self._run is not None:  # a signal's handler has asked for a state meanwhile
+            return self._run
         run = Run(plan, self._settings.group_readers, self._loaded.past if self._loaded is not None else 0)
         check_step(self._settings.batches_per_step, run.lanes)
         self._output = Output(self._settings, run.dataset_names, plan.packed)
         self._copies.limit = share_of_a_rank(plan.memory)
         self._run = run
         for text in plan.warnings:
-            warnings.warn(text, stacklevel=4)
+            warnings.warn(text, stacklevel=5)
         return run
 
     def _attach(self, statement: str, keep: Callable[[Attached], None]) -> None:

@@ -57,7 +57,7 @@ class Waiting:
         `ask` asks the daemon what its engine does instead of answering; empty if nothing is known.
         """
         self._feed, self._limits, self._path = feed, limits, path
-        self._lane, self._epoch, self._stands, self._ask = lane, epoch, stands, ask
+        self._lane, self._place, self._ask = lane, (lane, epoch, stands), ask
         self._stall_told = self._engine = ""
         self._heard, self._moved = feed.heard, feed.moved
         self._waited = self._silent = self._stalled = 0.0
@@ -84,8 +84,8 @@ class Waiting:
                 if self._silent > 2 * limits.hungry:
                     self._ask_for_engine()
                 raise self._stall() if self._answered or self._engine else self._no_sign()
-            if feed.unfed:
-                feed.hungry(self._lane, self._epoch, self._stands)
+            if feed.waits_for != self._place:
+                feed.hungry(*self._place)
         began = time.monotonic()
         sleep = min(limits.look, limits.hungry)
         feed.sleep(sleep)

@@ -510,7 +510,8 @@ class Daemon:
                 self._unwatch(fd)
                 del self._joining[fd]
                 self._held[join.client] = channel
-                self._watch(channel.fileno(), partial(self._lose, join.client), zmq.POLLERR)
+                # Nothing is said before the hand-over. A message may hold this very connection, which then never ends.
+                self._watch(channel.fileno(), partial(self._lose, join.client), zmq.POLLIN | zmq.POLLERR)
                 self._watch_client(join.client, channel.peer().pid)
                 self._carry_out(orders)
                 return
@@ -529,8 +530,7 @@ class Daemon:
 
     def _watch_client(self, client: int, pid: int) -> None:
         self._unwatch_client(client)
-        fd = watch(pid) if pid > 0 else None
-        if fd is not None:
+        if (fd := watch(pid) if pid > 0 else None) is not None:
             self._watches[client] = fd
             self._watch(fd, partial(self._lose, client))
 

@@ -116,6 +116,16 @@ class Hostile:
         channel.close()
         self._request(p.Goodbye(welcome.token, welcome.client))
 
+    def clings(self) -> None:
+        """A client that has left, but whose connection is kept open by a message in it."""
+        welcome = self._request(p.Hello(os.getpid(), 1, 0, 1, self.pipeline, "", None))
+        channel = self._connect()
+        assert isinstance(welcome, p.Welcome)
+        assert channel is not None
+        channel.send(encode(p.Join(welcome.token, welcome.client)))
+        channel.send(b"anything", (channel.fileno(),))
+        channel.close()
+
     # Inside
 
     def _open(self) -> zmq.Socket[bytes]:

@@ -72,6 +72,8 @@ def test_malformed_oversized_and_untimely_messages_to_every_socket_are_felt_by_n
         try:
             hostile = Hostile(daemon.socket, "mine", seed=amount(1, 2))
             try:
+                hostile.clings()
+                until(lambda: all(client["pipeline"] != "mine" for client in daemon.report()["clients"]))
                 hostile.storm(amount(1500, 100_000))
                 until(lambda: hostile.joined() or hostile.answers["Attached"])
             finally:

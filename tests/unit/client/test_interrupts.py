@@ -195,6 +195,44 @@ def test_an_interrupt_while_the_daemon_prepares_to_take_a_rank_back_is_only_a_pa
     assert next(loader)["id"].tolist() == ids(0, before, before + 2)
 
 
+@pytest.mark.parametrize("during", ["next", "state_dict", "progress"])
+@pytest.mark.parametrize("what", ["state_dict", "progress"])
+def test_a_handler_may_ask_for_a_state_or_for_progress_while_an_answer_is_awaited(
+    make_peer: Make, join: Join, during: str, what: str
+) -> None:
+    peer = make_peer(lanes=1, microbatch=2)
+    loader = join(peer)
+    said: list[Any] = []
+    request = p.Progress if during == "progress" else p.Attach
+    usual = peer._answer
+
+    def strikes(message: Any) -> list[Any]:
+        del peer.answers[request]
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+        return [usual(message)]
+
+    peer.answers[request] = strikes
+    before = signal.signal(signal.SIGUSR1, lambda *_: said.append(getattr(loader, what)()))
+    try:
+        next(loader) if during == "next" else getattr(loader, during)()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(said) == 1
+    assert records(loader) == {0: 2 if during == "next" else 0}
+
+
+def test_a_state_whose_loading_was_interrupted_can_be_loaded_again(make_peer: Make, join: Join) -> None:
+    for number, struck_ in numbers_until_untouched(40):
+        loader = join(make_peer(lanes=1, microbatch=2))
+        state = loader.state_dict()  # so that the run has taken shape, and the loader comes anew
+        with suppress(KeyboardInterrupt), struck(number, ctrl_c) as left:
+            loader.load_state_dict(state)
+        struck_.append(left[0] <= 0)
+        loader.load_state_dict(state)
+        assert next(loader)["id"].tolist() == ids(0, 0, 2)
+        loader.close()
+
+
 # Closing
 
 

@@ -18,11 +18,14 @@ class SilentFeed:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.heard = self.moved = 0
         self.reason = self.stall = ""
-        self.unfed, self.now = True, 0.0
+        self.waits_for: Any = None
+        self.told: list[Any] = []
+        self.now = 0.0
         monkeypatch.setattr(waiting.time, "monotonic", lambda: self.now)
 
     def hungry(self, lane: int, epoch: int, stands: int) -> None:
-        self.unfed = False
+        self.waits_for = lane, epoch, stands
+        self.told.append(self.waits_for)
 
     def sleep(self, seconds: float) -> None:
         self.now += seconds
@@ -48,6 +51,15 @@ def wait(feed: Any, ask: Any, stalled: float = 60.0, heard: Any = lambda: None) 
                 heard()
         except (DaemonUnavailable, RunFailed) as error:
             return error, [str(each.message) for each in said], feed.now
+
+
+def test_the_engine_is_told_of_each_lane_that_is_waited_for_and_once_of_one_wait(feed: SilentFeed) -> None:
+    places = [(0, 0, 16), (1, 0, 16), (1, 0, 24)]
+    for place in places:  # batches come in between, and nothing goes back of them
+        one = Waiting(feed, Limits(60.0), "/run/d.sock", *place)  # type: ignore[arg-type]
+        for _ in range(5):
+            one.step()
+    assert feed.told == places
 
 
 def test_an_engine_of_which_the_daemon_knows_nothing_is_given_up_after_its_silence(feed: SilentFeed) -> None:
