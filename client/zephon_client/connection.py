@@ -1,7 +1,8 @@
 """A client's two connections to the daemon, opened and closed together: hello, the data connection, goodbye.
 
 They end when the daemon or its engine does. A client that comes back opens new ones, and says who it was; its nonce
-says so too, where the answer that names it was lost.
+says so too, where the answer that names it was lost. So it does for a `connect` that was interrupted: the daemon may
+have let it in, and the next one of this process takes its place (`nonce_for`).
 
 `end` is also what happens when a Loader is dropped or the interpreter ends: it is quiet, waits for nobody beyond a
 fraction of a second, and does nothing in a forked child, whose copies of the sockets are not the rank's.
@@ -21,6 +22,23 @@ from zephon_client.settings import Settings
 from zephon_client.undisturbed import Undisturbed
 
 _FAREWELL_SECONDS = 0.6
+
+_left: dict[tuple[int, str, str, int], bytes] = {}
+"""Nonces of hellos whose `connect` did not come to its end."""
+
+
+def nonce_for(path: str, settings: Settings) -> bytes:
+    """A new reader's nonce: that of one before it in this process which has no loader, or of its own."""
+    return _left.pop(_reader(path, settings), b"") or os.urandom(16)
+
+
+def leave(path: str, settings: Settings, nonce: bytes) -> None:
+    """No loader came of that hello."""
+    _left[_reader(path, settings)] = nonce
+
+
+def _reader(path: str, settings: Settings) -> tuple[int, str, str, int]:
+    return os.getpid(), path, settings.pipeline, settings.dp_group_id
 
 
 class Connection:

@@ -34,7 +34,7 @@ from zephon.lanes import check_step, rounds_of_step
 from zephon.transport.protocol import Attach, Attached, Progress, ProgressReport
 from zephon.words import many
 from zephon_client.absence import LOSSES, Absence
-from zephon_client.connection import Connection
+from zephon_client.connection import Connection, leave, nonce_for
 from zephon_client.copies import Bytes, Copies, share_of_a_rank
 from zephon_client.output import Output
 from zephon_client.ready import Ready
@@ -86,8 +86,12 @@ class Loader(Iterator[Batch]):
         self._connect()
 
     def _connect(self) -> None:
-        self._nonce = os.urandom(16)
-        self._use(Connection(self._path, self._settings, self._start_seconds, self._nonce, self._undisturbed))
+        self._nonce = nonce_for(self._path, self._settings)
+        try:
+            self._use(Connection(self._path, self._settings, self._start_seconds, self._nonce, self._undisturbed))
+        except BaseException:
+            leave(self._path, self._settings, self._nonce)
+            raise
 
     def _use(self, connection: Connection) -> None:
         with self._undisturbed:

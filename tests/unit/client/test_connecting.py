@@ -17,6 +17,7 @@ from zephon.errors import DaemonUnavailable, RecipeError, SettingError, Topology
 from zephon.transport import protocol as p
 from zephon.transport.endpoints import RunningDaemon, announce, running_daemons, withdraw
 from zephon_client import connect, connecting
+from zephon_client.control import Control
 
 Make = Callable[..., Peer]
 Join = Callable[..., Any]
@@ -205,3 +206,23 @@ def test_progress_is_what_the_daemon_reports(make_peer: Make, join: Join) -> Non
     assert loader.progress() == {"clients": 1}
     next(loader)
     assert loader.progress() == {"clients": 1}
+
+
+def test_after_an_interrupted_connect_the_next_one_is_the_same_reader_and_the_one_after_it_another(
+    make_peer: Make, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = make_peer()
+
+    def interrupted(*_: object) -> None:
+        peer.until(lambda: peer.heard(p.Hello))
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Control, "_awaited", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            join(peer, dp_degree=2)
+    for group in (1, 0, 0):
+        join(peer, dp_degree=2, dp_group_id=group).close()
+    first, other_group, again, another = [hello.nonce for hello in peer.heard(p.Hello)]
+    assert again == first
+    assert len({first, other_group, another}) == 3
