@@ -503,14 +503,12 @@ class Daemon:
     def _from_joining(self, channel: Channel, fd: int) -> None:
         try:
             for data, fds in channel.receive(limit=1):
-                for surplus in fds:
-                    os.close(surplus)
+                close_all(fds)
                 join = decode(data, expect=p.Join)
                 orders = self._sessions.joined(join, channel.peer().pid, time.monotonic())
                 self._unwatch(fd)
                 del self._joining[fd]
                 self._held[join.client] = channel
-                # Nothing is said before the hand-over. A message may hold this very connection, which then never ends.
                 self._watch(channel.fileno(), partial(self._lose, join.client), zmq.POLLIN | zmq.POLLERR)
                 self._watch_client(join.client, channel.peer().pid)
                 self._carry_out(orders)
@@ -541,7 +539,7 @@ class Daemon:
             os.close(fd)
 
     def _lose(self, client: int) -> None:
-        """A client's process or connection has ended."""
+        """A client's process or connection has ended, or it spoke too early: a message may hold its own connection."""
         self._carry_out(self._sessions.gone(client, time.monotonic()))
 
     def _forget(self, order: Forget) -> None:
@@ -556,10 +554,12 @@ class Daemon:
 
     def _hand_over(self, order: HandOver) -> None:
         engine, channel = self._seats[order.engine].channel, self._held.get(order.message.client)
-        if channel is None or engine is None or engine.closed:
+        if channel is None:
+            return
+        self._unwatch(channel.fileno())
+        if engine is None or engine.closed:
             return  # a dead engine's clients are hung up on once its death is reported: before, they would come in vain
         del self._held[order.message.client]
-        self._unwatch(channel.fileno())
         memory = (memory_of_text(order.statement),) if order.statement else ()
         self._to_engine(order.engine, order.message, (channel.fileno(), *memory))
         close_all(memory)
