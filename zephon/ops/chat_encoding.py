@@ -21,17 +21,15 @@ from itertools import chain, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from zephon.columns import AnyArray, IntArray
 from zephon.extras import needing
 from zephon.ops.chat_template import Rendered
-from zephon.ops.tokenizer_backend import Backend, Reference, load_backend
+from zephon.ops.tokenizer_backend import Backend, BoolArray, Reference, chosen, load_backend
 from zephon.ops.tokenizer_source import JsonTokenizer, OwnTokenizer
 
 log = logging.getLogger("zephon.tokenize")
 
-BoolArray = npt.NDArray[np.bool_]
 CHECKED_FIRST = 32
 
 
@@ -111,7 +109,7 @@ class ByBytes:
         return self._reference.encode(rendered) if self._refused else self._fast(rendered, samples)
 
     def _fast(self, rendered: list[Rendered], samples: IntArray) -> Marked:
-        ids, offsets = self._backend.encode([one.text for one in rendered], samples)
+        ids, offsets = self._backend.encode([one.text for one in rendered], chosen(samples))
         of_each = self._sizes.of_id.take(ids)
         ends = np.cumsum(of_each)
         before = np.concatenate([np.zeros(1, np.int64), ends])[offsets]  # bytes of all texts before each
@@ -148,7 +146,7 @@ class InPieces:
             pieces += [piece for piece, _ in cut]
             marks += [mark for _, mark in cut]
             counts.append(len(cut))
-        ids, offsets = self._backend.encode(pieces, np.repeat(samples, counts, axis=0))
+        ids, offsets = self._backend.encode(pieces, np.repeat(chosen(samples), counts))
         mask = np.repeat(np.array(marks, np.bool_), np.diff(offsets))
         return Marked(ids, offsets[_offsets(counts)], mask)
 

@@ -18,7 +18,7 @@ from zephon.arguments import recipe_level
 from zephon.columns import MISSING, AnyArray, Block, Column, Fixed, IntArray, Objects, Ragged, Text, spans
 from zephon.errors import SettingError, TokenizerError
 from zephon.ops.base import Faults, Stateless
-from zephon.ops.tokenizer_backend import CHOICE, Backend, Disagreement, Encoded, load_backend
+from zephon.ops.tokenizer_backend import CHOICE, Backend, BoolArray, Disagreement, Encoded, chosen, load_backend
 from zephon.ops.tokenizer_source import find_tokenizer
 
 _AT_ONCE = 128  # documents whose text is a str at the same time: it stays in the caches, and takes little memory
@@ -147,9 +147,11 @@ class Tokenize(Stateless):
 
     def process(self, block: Block, faults: Faults) -> Block:
         parts, of = [], []
+        samples = block.samples if block.sample_offsets is None else block.samples[block.sample_offsets[:-1]]
+        checked = chosen(samples)
         for low in range(0, max(1, len(block)), _AT_ONCE):
             piece = block.slice(low, min(low + _AT_ONCE, len(block)))
-            encoded, found = self._encode(self._texts(piece, faults), piece, faults)
+            encoded, found = self._encode(self._texts(piece, faults), piece, checked[low : low + _AT_ONCE], faults)
             if self.max_length is not None and not self.split_long_samples:
                 encoded = _truncated(*encoded, self.max_length - (self._bos is not None) - (self._eos is not None))
             parts.append(encoded)
@@ -203,23 +205,22 @@ class Tokenize(Stateless):
             return f"field {self.field!r}: not valid Unicode, a lone surrogate at character {error.start}"
         return None
 
-    def _encode(self, found: _Texts, block: Block, faults: Faults) -> tuple[Encoded, IntArray]:
+    def _encode(self, found: _Texts, block: Block, checked: BoolArray, faults: Faults) -> tuple[Encoded, IntArray]:
         backend = self._loaded()
-        samples = block.samples if block.sample_offsets is None else block.samples[block.sample_offsets[:-1]]
         try:
-            return backend.encode(found.texts, samples[found.records]), found.records
+            return backend.encode(found.texts, checked[found.records]), found.records
         except Disagreement as difference:
             raise disagreement(self.name, difference, block, found.records, faults) from None
         except Exception:
-            return self._one_by_one(found, block, samples, faults)
+            return self._one_by_one(found, block, checked, faults)
 
-    def _one_by_one(self, found: _Texts, block: Block, samples: IntArray, faults: Faults) -> tuple[Encoded, IntArray]:
+    def _one_by_one(self, found: _Texts, block: Block, checked: BoolArray, faults: Faults) -> tuple[Encoded, IntArray]:
         """After a failure somewhere in a block: each record alone, to know which are bad."""
         backend = self._loaded()
         parts, records = [np.empty(0, np.int32)], []
         for text, record in zip(found.texts, found.records.tolist()):
             try:
-                ids, _ = backend.encode([text], samples[record : record + 1])
+                ids, _ = backend.encode([text], checked[record : record + 1])
             except Disagreement as difference:
                 raise disagreement(self.name, difference, block, np.array([record]), faults) from None
             except Exception as error:

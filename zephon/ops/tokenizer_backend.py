@@ -19,6 +19,7 @@ from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from zephon.columns import AnyArray, IntArray
 from zephon.errors import TokenizerError
@@ -34,6 +35,7 @@ POOL_SIZES = ("RAYON_NUM_THREADS", "FASTOKENS_BPE_THREADS")
 CHECK_ONE_IN = 2000
 SAMPLE_DOCUMENTS, SAMPLE_CHARACTERS = 32, 1 << 18
 
+BoolArray = npt.NDArray[np.bool_]
 Encoded = tuple[AnyArray, IntArray]  # ids int32 [m] of all texts end to end; offsets int64 [n + 1]
 
 PROBES = (
@@ -60,13 +62,19 @@ class Disagreement(Exception):
         super().__init__(f"text {text}")
 
 
+def chosen(samples: IntArray) -> BoolArray:
+    """Which texts both libraries encode, bool `[n]`, by the samples (int64 `[n, 3]` or wider) they come from."""
+    found: BoolArray = mix("tokenizer check", *samples[:, :3].T) % np.uint64(CHECK_ONE_IN) == 0
+    return found
+
+
 class Backend(Protocol):
-    """Encodes texts. `samples` (int64 `[n, 3]`) names each text's sample, `name` the library."""
+    """Encodes texts. `checked` (bool `[n]`) says which of them to check, `name` the library."""
 
     @property
     def name(self) -> str: ...
 
-    def encode(self, texts: list[str], samples: IntArray) -> Encoded: ...
+    def encode(self, texts: list[str], checked: BoolArray) -> Encoded: ...
 
 
 def load_backend(source: JsonTokenizer | OwnTokenizer, special_tokens: bool, limit: int | None = None) -> Backend:
@@ -110,7 +118,7 @@ class Reference:
         self._special_tokens = special_tokens
         self.added = [str(token.content) for token in self._tokenizer.get_added_tokens_decoder().values()]
 
-    def encode(self, texts: list[str], samples: IntArray | None = None) -> Encoded:
+    def encode(self, texts: list[str], checked: BoolArray | None = None) -> Encoded:
         found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._special_tokens)
         return _flat([encoding.ids for encoding in found])
 
@@ -152,15 +160,14 @@ class Guarded:
     def name(self) -> str:
         return self._reference.name if self._fast is None else self._fast.name
 
-    def encode(self, texts: list[str], samples: IntArray) -> Encoded:
+    def encode(self, texts: list[str], checked: BoolArray) -> Encoded:
         if self._fast is not None and not self._sampled and texts:
             self._sampled = True
             self._confirm(_first(texts), "documents of this run")
         if self._fast is None:
             return self._reference.encode(texts)
         ids, offsets = self._fast.encode(texts)
-        chosen = np.flatnonzero(mix("tokenizer check", *samples[:, :3].T) % np.uint64(CHECK_ONE_IN) == 0).tolist()
-        for text in chosen:
+        for text in np.flatnonzero(checked).tolist():
             expected = self._reference.encode([texts[text]])[0]
             found = ids[offsets[text] : offsets[text + 1]]
             if not np.array_equal(found, expected):
@@ -188,7 +195,7 @@ class Own:
         self._settings = {"add_special_tokens": special_tokens} if source.takes_special_tokens else {}
         self._limit = limit
 
-    def encode(self, texts: list[str], samples: IntArray) -> Encoded:
+    def encode(self, texts: list[str], checked: BoolArray) -> Encoded:
         found = [self._encode(text, **self._settings) for text in texts]
         return _flat([getattr(ids, "ids", ids)[: self._limit] for ids in found])
 
