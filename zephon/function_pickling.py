@@ -3,14 +3,19 @@
 Functions and classes of a recipe travel by value, with what they close over and the globals that they read. An open
 file, a connection or a lock among those cannot travel; the error of a pickler names its type at best, so the way to
 it is walked again here.
+
+A function keeps the name of the file that it was written in, which cloudpickle leaves out, so that a traceback of a
+worker names the recipe's path and line.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import types
+from collections import ChainMap
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
@@ -21,6 +26,17 @@ from zephon.recipe import recipe_modules
 from zephon.windows import Front
 
 _DEPTH = 12
+_FILELESS = "<dynamic-code>"
+_TABLE: Any = cloudpickle.CloudPickler.dispatch_table
+
+
+def _with_file(code: types.CodeType) -> tuple[Any, ...]:
+    made, parts = _TABLE[types.CodeType](code)
+    return made, tuple(code.co_filename if part == _FILELESS else part for part in parts)
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    dispatch_table: ClassVar[Any] = ChainMap({types.CodeType: _with_file}, _TABLE)
 
 
 def pickled(front: Front) -> bytes:
@@ -41,7 +57,9 @@ def _dumps(value: Any) -> bytes:
     for module in ours:
         cloudpickle.register_pickle_by_value(module)
     try:
-        return bytes(cloudpickle.dumps(value, protocol=5))
+        file = io.BytesIO()
+        _Pickler(file, protocol=5).dump(value)
+        return file.getvalue()
     finally:
         for module in ours:
             cloudpickle.unregister_pickle_by_value(module)

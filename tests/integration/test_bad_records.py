@@ -99,3 +99,7 @@ def test_case_J4_an_operator_that_raises_is_named_with_its_record(runtime_folder
     assert error.shard.endswith("part-00003.jsonl")
     assert "ZeroDivisionError" in error.cause
     assert "text" not in str(error), "no content of the record"
+    source = (runtime_folder / "recipe.py").read_text().splitlines()
+    line = next(number for number, text in enumerate(source, 1) if "777" in text)
+    there = str(error.__cause__)
+    assert f'File "{runtime_folder / "recipe.py"}", line {line}, in divide\n    {source[line - 1].strip()}' in there
