@@ -38,7 +38,8 @@ def positions_in(lengths: IntArray, width: int) -> Positions:
 class Positions(Fixed):
     """int32 `[n, width]`. `runs` holds the lengths of each record's runs (int32, each at least 1), which fill it.
 
-    The values are kept once they are made, since they may be changed in place.
+    The values are kept once they are made, since they may be changed in place, unless the runs are read-only: then so
+    are the values, as those that lie in such memory.
     """
 
     __slots__ = ("_made", "runs", "width")
@@ -55,6 +56,8 @@ class Positions(Fixed):
             made = restarting(lengths).reshape(self.shape) if fill else None
             if made is None or made[:, :1].any():
                 raise ProtocolError(f"corrupt block: runs of positions do not fill {records} records of {self.width}")
+            if not self.runs.values.flags.writeable:
+                made.flags.writeable = False
             self._made = made
         return self._made
 

@@ -104,6 +104,22 @@ def test_runs_that_do_not_fill_their_records_are_no_positions(runs: list[int]) -
         assert corrupt.values.size
 
 
+def test_positions_are_read_only_where_their_runs_lie_in_read_only_memory() -> None:
+    column = positions_in(np.array([2, 3, 5]), 5)
+    layout = measure(Block({"f": column}, np.zeros((2, 3), np.int64)))
+    buffer = np.zeros(layout.nbytes, np.uint8)
+    layout.write(buffer)
+    for writable in (True, False):
+        buffer.flags.writeable = writable
+        there = read(buffer).fields["f"]
+        assert isinstance(there, Positions)
+        assert there.slice(1, 2).values.flags.writeable == writable  # type: ignore[attr-defined]
+        assert there.values.flags.writeable == writable
+        assert there.values.tolist() == [[0, 1, 0, 1, 2], [0, 1, 2, 3, 4]]
+        assert there.copy().values.flags.writeable
+        assert there.take(np.array([1])).values.flags.writeable
+
+
 def test_there_are_positions_of_no_record() -> None:
     empty = positions_in(np.empty(0, np.int64), 8)
     assert (len(empty), empty.values.shape) == (0, (0, 8))
