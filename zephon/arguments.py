@@ -4,13 +4,14 @@ mechanisms that this design does not have are ignored, and named once in a warni
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
+
+from zephon.words import did_you_mean
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -38,9 +39,7 @@ def drop_ignored(
     ignored = ignored | IGNORED
     for name in given:
         if name not in ignored and not (method == "options" and name.startswith("shm_")):
-            near = difflib.get_close_matches(name, [*known, *ignored], 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise TypeError(f"{method}() has no argument {name!r}{hint}")
+            raise TypeError(f"{method}() has no argument {name!r}{did_you_mean(name, [*known, *ignored])}")
     if given:
         names = ", ".join(given)
         warnings.warn(f"{method}(): ignored, this design has no such mechanism: {names}", stacklevel=recipe_level())

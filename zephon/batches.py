@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from zephon.columns import AnyArray, Block, Fixed, Objects
 from zephon.digests import column_digest, combined
 from zephon.training import to_torch, to_training
-from zephon.words import many
+from zephon.words import hinting, many
 
 Sample = tuple[str, int, int]
 """(dataset name, shard, row)"""
@@ -153,6 +153,7 @@ class Batch(Mapping[str, Any]):
         place = (self.lane, self.first_record, self.ends_round, self.dataset_names, self.packed, self.output)
         return _rebuilt, (type(self), self.block, *place)
 
+    @hinting
     def to_training(
         self,
         *,

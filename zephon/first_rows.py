@@ -6,7 +6,6 @@ behind an operator that makes records of fields of its own, nobody knows which f
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from zephon.datasets import Dataset
 from zephon.errors import ZephonError
 from zephon.ops.base import Faults
 from zephon.plan import Plan
+from zephon.words import did_you_mean
 
 ROWS = 8
 """Rows of a dataset's first shard that are looked at."""
@@ -47,11 +47,10 @@ def lacking(plan: Plan, dataset: Dataset, rows: list[dict[str, Any]]) -> Iterato
             return
         for number, row in enumerate(rows if operator.needs else ()):
             if row.keys().isdisjoint(operator.needs):
-                near = difflib.get_close_matches(operator.needs[0], row, 1)
-                hint = f"; did you mean {near[0]!r}?" if near else ""
                 yield (
                     f"{operator.name}: dataset {dataset.name!r}, shard {dataset.shard_path(0)}, row {number} has no "
-                    f"field {' or '.join(map(repr, operator.needs))} (it has: {', '.join(row)}{hint})"
+                    f"field {' or '.join(map(repr, operator.needs))} (it has: {', '.join(row)}"
+                    f"{did_you_mean(operator.needs[0], row)})"
                 )
                 break
         if not operator.keeps_fields:

@@ -19,6 +19,7 @@ only and says so; `merge_checkpoints` joins the parts.
 from __future__ import annotations
 
 import json
+import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -165,7 +166,7 @@ class Checkpoint:
 def parse_checkpoint(state: Mapping[str, Any]) -> Checkpoint:
     """Check a checkpoint's form. `CheckpointError` names what is wrong with it."""
     if not isinstance(state, Mapping):
-        raise CheckpointError(f"a checkpoint is a mapping, not {type(state).__name__}")
+        raise CheckpointError(f"a checkpoint is a mapping, not {_instead(state)}")
     if "format" not in state:
         raise CheckpointError(
             f"no checkpoint of Zephon's: a mapping with {', '.join(map(repr, list(state)[:5])) or 'nothing'}"
@@ -287,6 +288,18 @@ def _lane_number(key: object) -> int:
     if not isinstance(key, str) or not key.isascii() or not key.isdecimal() or len(key) > len(str(MOST_LANES)):
         return -1
     return int(key) if str(int(key)) == key else -1
+
+
+def _instead(state: object) -> str:
+    """What was given where a checkpoint is wanted, and how one is made of it."""
+    if isinstance(state, str) and state.lstrip().startswith("{"):
+        return "text: if it is JSON, load what json.loads makes of it"
+    if isinstance(state, (str, os.PathLike)):
+        path = os.fspath(state)
+        return f"a path: load what zephon.load_checkpoint({_shown(path)}) returns"
+    if isinstance(state, (list, tuple)):
+        return f"a {type(state).__name__}: load what zephon.merge_checkpoints makes of the parts of all groups"
+    return f"{type(state).__name__}: load what state_dict() or checkpoint() returned"
 
 
 def _shown(value: object) -> str:

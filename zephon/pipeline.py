@@ -21,6 +21,7 @@ from zephon.runners import Pool, make_pool
 from zephon.types import SampleBatch
 from zephon.validation import ValidationReport, validate_operators
 from zephon.windows import Front
+from zephon.words import hinting
 from zephon.work import StaticMixtureWorkSource
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Pipeline(Builder):
         """The state of this run: JSON, of all lanes or (one group of several) of this group's."""
         return self._running().checkpoint()
 
+    @hinting
     def restore(self, ckpt: Mapping[str, Any], *, allow_changed: Collection[str] = ()) -> Pipeline:
         """Go on from a checkpoint, taken here or under the daemon. A run that has begun is left for it.
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from zephon.errors import RecipeError, whence
 from zephon.extras import needing
+from zephon.words import did_you_mean
 
 if TYPE_CHECKING:
     from zephon.pipeline import Pipeline
@@ -163,6 +164,5 @@ def _errors_of(path: str) -> Iterator[None]:
         line = f":{frames[-1].lineno}" if frames else ""
         text = " ".join(str(error).split()) or "raised"
         if isinstance(error, AttributeError) and error.name and error.obj is not None:
-            near = difflib.get_close_matches(error.name, dir(error.obj), 1)
-            text += f"; did you mean {near[0]!r}?" if near else ""
+            text += did_you_mean(error.name, dir(error.obj))
         raise RecipeError(f"{path}{line}: {type(error).__name__}: {text}") from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from zephon.errors import DaemonUnavailable, SettingError
 from zephon.transport.endpoints import RunningDaemon, control_path, running_daemons
+from zephon.words import hinting
 from zephon_client.settings import settings_from
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ _HOW_TO_START = (
 )
 
 
+@hinting
 def connect(
     socket: str | os.PathLike[str] | None = None,
     *,

@@ -230,9 +230,10 @@ def _end(context: zmq.Context[zmq.Socket[bytes]], sockets: list[zmq.Socket[bytes
 
 
 def _callers_level() -> int:
-    """The `stacklevel` with which a warning of the calling function names the caller's line outside of this package."""
+    """The `stacklevel` with which a warning of the calling function names the caller's line outside of Zephon."""
     frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "zephon_client":
+    ours = ("zephon_client", "zephon")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ours:
         frame, level = frame.f_back, level + 1
     return level
 

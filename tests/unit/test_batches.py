@@ -175,6 +175,16 @@ def _text() -> tuple[Any, Any]:
     return np.frombuffer(b"abcd", np.uint8), np.arange(5)
 
 
+def test_a_mistyped_argument_of_to_training_is_told_with_the_nearest_name() -> None:
+    batch: Any = Batch(Block({"tokens": Fixed(np.zeros((1, 3), np.int64))}, samples_of(1)), lane=0, first_record=0)
+    with pytest.raises(TypeError, match=r"has no argument 'return_label'; did you mean 'return_labels'"):
+        batch.to_training(return_label=True)
+    with pytest.raises(TypeError, match=r"to_training\(\) has no argument 'qqq'$"):
+        batch.to_training(qqq=1)
+    with pytest.raises(TypeError, match="positional"):
+        batch.to_training(True)
+
+
 def test_a_sample_batch_shows_its_records_one_by_one() -> None:
     batch = batch_of(Block(PLAIN.fields, samples_of(3), np.array([0, 1, 3])), SampleBatch)
     first, second = batch.records

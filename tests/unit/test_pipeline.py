@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -262,6 +263,27 @@ def test_restore_returns_the_pipeline_and_refuses_what_is_no_checkpoint():
         with pytest.raises(CheckpointError):
             made.restore(wrong)
     assert next(iter(made)).first_record == 0
+
+
+@pytest.mark.parametrize(
+    "wrong, told",
+    [
+        ("ckpt/loader.json", r"a path: load what zephon.load_checkpoint\('ckpt/loader.json'\) returns"),
+        (Path("a.json"), r"a path: load what zephon.load_checkpoint\('a.json'\) returns"),
+        ('{"format": 1}', "json.loads"),
+        ([{"format": 1}], "zephon.merge_checkpoints"),
+        (None, "NoneType: load what"),
+    ],
+)
+def test_what_is_given_instead_of_a_state_is_told_with_how_to_make_one_of_it(wrong, told):
+    with pytest.raises(CheckpointError, match=f"a checkpoint is a mapping, not .*{told}"):
+        pipeline().batch(2).restore(wrong)
+
+
+def test_a_mistyped_argument_of_restore_is_told_with_the_nearest_name():
+    made = pipeline().batch(2).options(canonical_replicas=2)
+    with pytest.raises(TypeError, match=r"restore\(\) has no argument 'allow_change'; did you mean 'allow_changed'\?"):
+        made.restore(made.checkpoint(), allow_change=["mixture"])
 
 
 def test_a_restore_that_is_refused_leaves_the_run_where_it_was():

@@ -10,7 +10,6 @@ none decides that for itself.
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ import numpy as np
 from zephon.columns import Block, IntArray
 from zephon.errors import RecordError
 from zephon.skips import counter_of
+from zephon.words import did_you_mean
 
 if TYPE_CHECKING:
     from zephon.custom_source import CustomSource
@@ -76,9 +76,7 @@ class Faults:
         cause = f"field {' or '.join(map(repr, fields))}: expected {expected}, found no such field"
         if self.on_error != "skip" and sample[0] < len(self.datasets):
             here = self.datasets[sample[0]].fetch(sample[1], np.array([sample[2]]), None, Faults())
-            near = difflib.get_close_matches(fields[0], here.fields, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            cause += f" (the sample has: {', '.join(here.fields)}{hint})"
+            cause += f" (the sample has: {', '.join(here.fields)}{did_you_mean(fields[0], here.fields)})"
         self.bad(sample, operator, cause)
 
     def bad(self, sample: tuple[int, int, int], operator: str, cause: str | BaseException) -> None:

@@ -65,6 +65,12 @@ def test_senseless_arguments_are_refused_by_name(
         connect(**arguments)
 
 
+def test_a_mistyped_argument_of_connect_is_told_with_the_nearest_name() -> None:
+    arguments: dict[str, Any] = {"dp_degre": 2}
+    with pytest.raises(TypeError, match=r"connect\(\) has no argument 'dp_degre'; did you mean 'dp_degree'\?"):
+        connect(**arguments)
+
+
 def test_world_size_and_rank_are_the_defaults_and_named_when_they_are_wrong(
     make_peer: Make, join: Join, monkeypatch: pytest.MonkeyPatch
 ) -> None:
