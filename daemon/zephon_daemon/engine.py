@@ -219,7 +219,7 @@ class Engine:
 
     def _tell_others(self) -> None:
         all_runs = {number: live.run.others for number, live in self._runs.items()}
-        told, self._tell_in = unsaid(all_runs, time.monotonic())
+        told, self._tell_in = unsaid(all_runs, time.monotonic(), self._moved + self._oversight.moves)
         for words in told:
             send_large(self._daemon, words)
 
@@ -544,7 +544,7 @@ class Engine:
 
     def _reassure(self, port: ClientPort, live: LiveRun) -> None:
         assert port.hungry is not None
-        moved = self._moved + self._oversight.moves  # a task of slow records may take minutes
+        moved = self._moved + self._oversight.moves + live.run.others.words  # a task of slow records may take minutes
         working, port.seen = moved != port.seen, moved
         if not port.channel.wants_write:
             port.channel.send(encode(live.alive(port.hungry, working, self._scheduler, self._oversight)))

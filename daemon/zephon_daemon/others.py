@@ -6,7 +6,9 @@ rank the windows of all of them for its states. So an engine tells the others, o
 - windows and totals, which its own ranks are told too;
 - the records that a lane has come to, whenever they reach a round more, or begin one: what gates depend on, no more;
 - the samples of lanes that have given no record at all (`zephon.barren`);
-- rounds that an engine before it had released, and the latest epoch that a reader has begun.
+- rounds that an engine before it had released, and the latest epoch that a reader has begun;
+- once a second, with or without any of that, that it moves: a task of slow records may take minutes, and ranks of other
+  engines wait for its lanes as its own do.
 
 Each word wakes the daemon and every other engine, so what lanes have come to is told after `TELL_SECONDS`, or once a
 lane is ahead of what was told by half of its ring: then readers elsewhere never wait for a word while the ring has
@@ -30,6 +32,7 @@ from zephon.transport.protocol import Announced, LanesTold, LaneTotal, Released
 from zephon.transport.statement import EPOCHS_STATED
 
 TELL_SECONDS = 0.05
+MOVES_SECONDS = 1.0
 ANNOUNCEMENTS_KEPT = 64
 """Windows of a lane that are told to readers who come later."""
 
@@ -45,6 +48,8 @@ class Others:
         self.groups: list[int] = []
         self.lost: list[int] = []
         self.came: set[int] = set()
+        self.words = 0
+        """How often another engine has told something, if only that it moves."""
         self._plan = plan
         self._totals: dict[tuple[int, int], LaneTotal] = {}
         self._windows: dict[int, deque[Announced]] = {}
@@ -54,6 +59,7 @@ class Others:
         self._begun = self._told_begun = -1
         self._urgent = False
         self._since: float | None = None
+        self._moves, self._moves_told = 0, -math.inf
         self._announced: list[Announced] = []
         self._new_totals: list[LaneTotal] = []
         self._released: list[Released] = []
@@ -143,6 +149,11 @@ class Others:
             self._begun = max(self._begun, epoch)
             self._urgent |= self._begun > self._told_begun
 
+    def move(self, moves: int, now: float) -> None:
+        """This engine has moved so often by now. What it heard from others is no move: else they moved each other."""
+        if moves != self._moves and now >= self._moves_told + MOVES_SECONDS:
+            self._moves, self._moves_told, self._urgent = moves, now, True
+
     def tell_again(self) -> None:
         """From now on there are others, who may know nothing yet."""
         self.telling = True
@@ -156,6 +167,7 @@ class Others:
 
     def heard(self, told: LanesTold) -> None:
         """Keep what readers who come later must be told, and note barren lanes. RunFailed if no record can come."""
+        self.words += 1
         for message in told.announced:
             self._windows.setdefault(message.lane, deque(maxlen=ANNOUNCEMENTS_KEPT)).append(message)
         for epoch, _, records in told.reached:
@@ -178,13 +190,16 @@ class Others:
         yield from self._totals.values()
 
 
-def unsaid(runs: Mapping[int, Others], now: float) -> tuple[list[LanesTold], float]:
-    """What an engine has to tell of all its runs now, and the seconds until it may have more."""
+def unsaid(runs: Mapping[int, Others], now: float, moves: int = 0) -> tuple[list[LanesTold], float]:
+    """What an engine has to tell of all its runs now, and the seconds until it may have more. `moves`: how often it has
+    moved.
+    """
     told: list[LanesTold] = []
     soonest = math.inf
     for number, others in runs.items():
         if not others.telling:
             continue
+        others.move(moves, now)
         seconds = others.due(now)
         words = others.take(number) if seconds <= 0 else None
         told += [words] if words is not None else []

@@ -93,22 +93,29 @@ def test_case_J1_an_operator_that_sleeps_for_ever_is_named_with_its_record_and_s
         assert "work for a run that has ended" in daemon.errors
 
 
-def test_slow_records_are_no_stall_however_long_a_task_of_them_takes(runtime_folder: Path) -> None:
-    counting(runtime_folder, 24, 1, lanes=1, batch=4)
+def test_slow_records_are_no_stall_however_long_a_task_of_them_takes_nor_for_ranks_of_another_engine(
+    runtime_folder: Path,
+) -> None:
+    counting(runtime_folder, 64, 1, lanes=1, batch=4)
     recipe = write_recipe(
         runtime_folder,
         """
 import time
 
-source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, chunk_size=24)
+source = StaticMixtureWorkSource([Dataset.from_path("count", HERE / "count")], mixture=None, chunk_size=32)
 def slow(row):
-    time.sleep(0.25)
+    time.sleep(0.25 if row["id"] < 32 else 0)
     return row
-pipeline = Pipeline(source).map_transform(slow).batch(4).options(canonical_replicas=1)
+pipeline = Pipeline(source).map_transform(slow).batch(4).options(canonical_replicas=2)
 """,
     )
-    with Daemon(recipe, workers=1) as daemon, connect(daemon.socket, output="numpy", timeout=3.0) as loader:
-        assert sorted(id for batch in loader for id in batch["id"].tolist()) == list(range(24))
+
+    def ids(group: int) -> list[int]:
+        with connect(daemon.socket, dp_degree=2, dp_group_id=group, output="numpy", timeout=5.0) as loader:
+            return [id for batch in loader for id in batch["id"].tolist()]
+
+    with Daemon(recipe, workers=2, more=["--engines", "2"]) as daemon, ThreadPoolExecutor(2) as threads:
+        assert sorted(id for each in threads.map(ids, range(2)) for id in each) == list(range(64))
 
 
 @pytest.mark.soak

@@ -13,7 +13,7 @@ from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.plan import Plan
 from zephon.transport.protocol import Announced, LanesTold, LaneTotal, Released
 from zephon_daemon.instructions import Tell
-from zephon_daemon.others import TELL_SECONDS, Others, unsaid
+from zephon_daemon.others import MOVES_SECONDS, TELL_SECONDS, Others, unsaid
 from zephon_daemon.run import Run
 
 SIZE, ENOUGH = 4, 3
@@ -70,6 +70,16 @@ def test_ends_epochs_and_half_a_ring_of_rounds_do_not_wait(act: Any) -> None:
     others.take(7)
     act(others)
     assert len(unsaid({7: others}, 100.0)[0]) == 1
+
+
+def test_that_an_engine_moves_is_told_once_a_second_and_moves_nobody_who_hears_it() -> None:
+    others = Others(PLAN)
+    others.tell_again()
+    others.take(7)
+    assert [len(unsaid({7: others}, now, moves)[0]) for now, moves in ((1.0, 3), (1.5, 4), (1.9, 5))] == [1, 0, 0]
+    assert unsaid({7: others}, 1.0 + MOVES_SECONDS, 5) == ([LanesTold(7)], math.inf)
+    others.heard(LanesTold(7))
+    assert (others.words, unsaid({7: others}, 200.0, 5)) == (1, ([], math.inf))
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.floats(0.0, 0.05)), min_size=1, max_size=40))
