@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 
 from zephon.budget import Budget
+from zephon.cores import allowed_cores
 from zephon.custom_source import CustomSource
 from zephon.engines import described_engines
 from zephon.first_rows import looked_at
@@ -42,12 +42,14 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     tail = "" if plan.settings.drop_last else ", last ones short"
     lines.append(f"  batch of {many(plan.microbatch_size, 'record')} of one lane{tail}")
     lines.append(f"windows: {_windows(plan)}")
-    lines.append(f"execution: runner {execution.runner}, workers {execution.max_workers or 'as many as cores'}")
-    cores = len(os.sched_getaffinity(0))
-    budget = Budget.of(None, execution.max_workers or cores)
+    cores = allowed_cores()
+    lines.append(f"execution: runner {execution.runner}, {many(execution.max_workers or cores.count, 'worker')}")
+    bound = f"as many as cores allowed, limited by {cores.limited_by}"
+    lines.append(f"  under a daemon: {many(cores.count, 'worker')} (--workers; {bound})")
+    budget = Budget.of(None, cores.count)
     lines.append(f"memory: {_memory(plan, execution, budget)}")
     lines.append(f"  under a daemon: {budget.describe()}")
-    lines.append(f"engines: under a daemon {described_engines(cores, cores, groups)}")
+    lines.append(f"engines: under a daemon {described_engines(cores.count, cores.count, groups)}")
     for group in range(groups):
         lines.append(f"  group {group} of {groups}: lanes {owned_lanes(plan.lanes, groups, group, strategy)}")
     lines.append(_ends(plan))
@@ -68,12 +70,12 @@ def _where(plan: Plan, operator: Operator) -> str:
 
 
 def packed_batch_bytes(plan: Plan) -> int | None:
-    """About how many bytes a batch will have, where packing says so beforehand."""
+    """About how many bytes a batch will have, where packing says so beforehand: its token ids, and little besides.
+
+    Of positions the documents' lengths travel, and of its samples the names; how many there are is not known before.
+    """
     packs = [op for op in plan.operators if isinstance(op, PackFlat)]
-    if not packs:
-        return None
-    columns = 2 if packs[-1].emit_positions else 1
-    return plan.microbatch_size * (packs[-1].max_length * 4 * columns + 4)
+    return plan.microbatch_size * (packs[-1].max_length * 4 + 4) if packs else None
 
 
 def _memory(plan: Plan, execution: Execution, budget: Budget) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from zephon.builder import Builder
+from zephon.cores import allowed_cores
 from zephon.custom_source import WorkSource
 from zephon.embedded import EmbeddedRun, EpochBatches
 from zephon.errors import RecipeError, RunFailed, SettingError
@@ -150,7 +151,7 @@ class Pipeline(Builder):
             raise
 
     def _pool(self, plan: Plan) -> Pool:
-        workers = self.execution.max_workers or len(os.sched_getaffinity(0))
+        workers = self.execution.max_workers or allowed_cores().count
         return make_pool(self.execution.runner, Front(plan), workers)
 
     def _current(self) -> EmbeddedRun:

@@ -9,7 +9,6 @@ Everything that follows is compared with the measure by digest, across an epoch'
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 
 from zephon.batches import Batch
 from zephon.columns import Block, canonical
+from zephon.cores import allowed_cores
 from zephon.embedded import EmbeddedRun
 from zephon.errors import SettingError, ZephonError
 from zephon.frontiers import Checkpoint, complete_checkpoint, merge_checkpoints
@@ -166,7 +166,7 @@ class _Recipe:
         plan = self._plans.get(restored) or pipeline.plan(dp_degree=1, checkpoint=checkpoint)
         pool = self._pools.get(runner)
         if pool is None:
-            workers = pipeline.execution.max_workers or len(os.sched_getaffinity(0))
+            workers = pipeline.execution.max_workers or allowed_cores().count
             pool = make_pool(runner, Front(plan), workers)
         if isinstance(given, Pipeline):
             self._plans[restored], self._pools[runner] = plan, pool

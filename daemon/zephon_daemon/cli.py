@@ -154,6 +154,7 @@ def _unavailable(parser: argparse.ArgumentParser, what: str) -> NoReturn:
 def _daemon(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
     from setproctitle import setproctitle
 
+    from zephon.cores import allowed_cores
     from zephon.engines import automatic_engines
     from zephon.transport.endpoints import control_path
     from zephon_daemon.daemon import Settings, serve
@@ -162,7 +163,7 @@ def _daemon(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> i
     _refuse_unavailable(parser, arguments)
     setproctitle(f"zephon daemon {arguments.recipe}")
     socket = control_path(arguments.socket) if arguments.socket else default_socket(arguments.recipe)
-    cores = len(os.sched_getaffinity(0))
+    cores = allowed_cores().count
     workers = arguments.workers or cores
     patience = Patience.of(arguments.stall_seconds, arguments.stall_end_seconds)
     engines = arguments.engines or automatic_engines(workers, cores)

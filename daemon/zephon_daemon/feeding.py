@@ -2,7 +2,9 @@
 
 Tasks of later stages come before those of the front, so that what is on its way arrives before more sets out, and no
 more of a stage are in work at once than its `parallelism` says. Of the front, the lane with the least runway is served
-first: with the fewest records that are made, or are on their way, and not yet with its ranks.
+first: with the fewest records that are made, or are on their way, and not yet with its ranks. After a resume, while
+lanes still work through what was delivered before, that is nothing for any of them: then they are served in the order
+in which their first batches are due, each until enough is on its way for that, whatever a worker has decoded.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ class Feeding:
         found = list(self._candidates(workers))
         if not found:
             return None
+        if (owing := min(self._owing(workers, {lane for _, lane in found}), default=None)) is not None:
+            return 0.0, owing[-1]
         enough = min(found)[0] + 2 * self._records_a_task + 2e-3
         near = (each for each in found if each[0] <= enough)
         return min(near, key=lambda each: (self._home(each[1], workers) != worker, each))
@@ -83,18 +87,40 @@ class Feeding:
     def _candidates(self, workers: int) -> Iterator[tuple[float, int]]:
         """Lanes that could use another task of the front, each with its runway in records."""
         per_task = self._records_a_task
-        at_once = max(SIDE_BY_SIDE, -(-workers * CREDITS // max(1, len(self._lanes))))
+        at_once = self._at_once(workers)
         dry = any(lane.runs_dry for lane in self._lanes.values())
         for lane in self._lanes.values():
             producer = lane.producer
             behind = max(0, self._most - lane.written) if lane.epoch == self._first_epoch else 0
             enough = 2 * self._plan.microbatch_size + behind
             held, outstanding = len(producer.stream) + producer.to_come, producer.of_front
-            runway = held + outstanding * per_task
+            runway = held + max(0.0, outstanding * per_task - producer.stream.to_drop)
             wanted = runway < enough or (dry and outstanding < at_once and held <= per_task)
             if wanted and not producer.full and not producer.exhausted:
                 searched = 0 if producer.stream.produced else producer.upcoming  # in vain, so others first
                 yield runway + self._in_ring(lane) + (outstanding + searched) * 1e-3, lane.number
+
+    def _owing(self, workers: int, candidates: Container[int]) -> Iterator[tuple[int, int, int, int]]:
+        """While lanes work through a window again: those whose next batch needs more than is on its way, by its turn.
+
+        Their epoch, where they stand, the place among the lanes of the group, and the number.
+        """
+        lanes = self._lanes.values()
+        if not any(lane.producer.stream.to_drop for lane in lanes):
+            return
+        per_task, at_once = self._records_a_task, self._at_once(workers)
+        places: dict[int, int] = {}
+        for lane in lanes:
+            places[lane.group] = place = places.get(lane.group, -1) + 1
+            stream, outstanding = lane.producer.stream, lane.producer.of_front
+            missing = stream.to_drop + self._plan.microbatch_size - len(stream) - lane.producer.to_come
+            under_way = outstanding * per_task if per_task else missing * (outstanding >= at_once)
+            if lane.number in candidates and under_way < missing and not self._in_ring(lane):
+                yield lane.epoch, lane.stands, place, lane.number
+
+    def _at_once(self, workers: int) -> int:
+        """Tasks of one lane that keep all workers busy, where the other lanes have as many."""
+        return max(SIDE_BY_SIDE, -(-workers * CREDITS // max(1, len(self._lanes))))
 
     def _in_ring(self, lane: Lane) -> int:
         """Records that wait for the lane's ranks, or are with them."""

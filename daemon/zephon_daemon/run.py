@@ -213,9 +213,10 @@ class Run:
         lane = self.lanes[lane_number]
         if number < lane.first_task:
             return []
-        before, of_front = lane.producer.stream.produced, lane.producer.is_of_front(number - lane.first_task)
+        stream, of_front = lane.producer.stream, lane.producer.is_of_front(number - lane.first_task)
+        before = stream.produced - stream.to_drop  # what a replay leaves out is made, too
         lane.producer.accept(number - lane.first_task, outcome)
-        self._feeding.made(lane.producer.stream.produced - before, of_front)
+        self._feeding.made(stream.produced - stream.to_drop - before, of_front)
         return self._advance(lane)
 
     def tell_lanes(self) -> None:

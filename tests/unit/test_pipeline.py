@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.unit.small_recipes import Recipe, dataset, tokenizer
-from zephon import MixtureSpec, Pipeline, StaticMixtureWorkSource
+from zephon import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureWorkSource
 from zephon.arguments import IGNORED
+from zephon.cores import Cores
 from zephon.errors import CheckpointError, SettingError, TopologyError, ZephonError
+from zephon.explain import packed_batch_bytes
 from zephon.options import IGNORED_OPTIONS
+from zephon.transport import layout
+from zephon.transport.rings import ring_shape
 
 
 def source(**settings) -> StaticMixtureWorkSource:
@@ -305,6 +309,28 @@ def test_explain_says_stages_windows_lanes_and_ends():
     ):  # fmt: skip
         assert part in text
     assert "after 3 rounds" in pipeline().batch(2).options(canonical_replicas=8).explain()
+
+
+def test_explain_says_what_a_daemon_would_take_here(monkeypatch):
+    monkeypatch.setattr("zephon.explain.allowed_cores", lambda: Cores(40, "the quota of the cpu cgroup /job"))
+    text = pipeline().batch(2).options(canonical_replicas=8, max_workers=3).explain(dp_degree=4)
+    for part in (
+        "runner auto, 3 workers\n", "under a daemon: 40 workers (--workers; ",
+        "limited by the quota of the cpu cgroup /job",
+        "for each of 40 workers", "under a daemon 2 engines",
+    ):  # fmt: skip
+        assert part in text
+
+
+@pytest.mark.parametrize("emit_positions", [True, False])
+def test_rings_are_as_large_as_explain_says(emit_positions):
+    data = Dataset.from_dict("d", {"0": InMemoryShard([{"input_ids": list(range(100))} for _ in range(400)])})
+    made = Pipeline(StaticMixtureWorkSource([data], None, seed=1)).options(canonical_replicas=1)
+    made = made.pack_flat(max_length=512, algorithm="wrap", emit_positions=emit_positions).batch(8)
+    said = packed_batch_bytes(made.plan())
+    batch = next(iter(made))
+    assert ("positions" in batch.block.fields) == emit_positions
+    assert ring_shape(said) == ring_shape(layout.measure(batch.block).nbytes)
 
 
 @pytest.mark.parametrize(

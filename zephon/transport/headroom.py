@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zephon.errors import MemoryLimit
+from zephon.transport.cgroups import CGROUPS, PROC, cgroup_levels
 
-PROC = Path("/proc")
-CGROUPS = Path("/sys/fs/cgroup")
 MIB = 1 << 20
 
 BUDGET_SETTING = "`zephon daemon --memory` (or `zephon launch --memory`)"
@@ -76,42 +75,22 @@ def _machine_free(proc: Path) -> int:
 
 
 def _cgroup_bounds(proc: Path, cgroups: Path) -> Iterator[FreeMemory]:
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        hierarchy, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            for level in _levels(cgroups / "memory", path):
-                yield from _bound(
-                    level,
-                    limits=("memory.limit_in_bytes",),
-                    used="memory.usage_in_bytes",
-                    cache=("total_inactive_file", "total_active_file"),
-                )
-        elif hierarchy == "0":
-            for mount in (cgroups, cgroups / "unified"):
-                for level in _levels(mount, path):
-                    # Past memory.high a process is not killed but slowed to a crawl: as bad for a reservation.
-                    yield from _bound(
-                        level,
-                        limits=("memory.max", "memory.high"),
-                        used="memory.current",
-                        cache=("inactive_file", "active_file"),
-                    )
-
-
-def _levels(mount: Path, path: str) -> list[Path]:
-    """The folders of this process's cgroup and of all above it, innermost first.
-
-    Inside a container the path may begin with parts that only the host sees: they are dropped until a folder fits.
-    """
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-    for first in range(len(parts) + 1):
-        if mount.joinpath(*parts[first:]).is_dir():
-            return [mount.joinpath(*parts[first:last]) for last in range(len(parts), first - 1, -1)]
-    return []
+    for version, level in cgroup_levels("memory", proc, cgroups):
+        if version == 1:
+            yield from _bound(
+                level,
+                limits=("memory.limit_in_bytes",),
+                used="memory.usage_in_bytes",
+                cache=("total_inactive_file", "total_active_file"),
+            )
+        else:
+            # Past memory.high a process is not killed but slowed to a crawl: as bad for a reservation.
+            yield from _bound(
+                level,
+                limits=("memory.max", "memory.high"),
+                used="memory.current",
+                cache=("inactive_file", "active_file"),
+            )
 
 
 def _bound(level: Path, *, limits: tuple[str, ...], used: str, cache: tuple[str, ...]) -> Iterator[FreeMemory]:

@@ -7,6 +7,7 @@ from collections import Counter, deque
 import pytest
 
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
+from zephon.frontiers import Checkpoint, Frontier
 from zephon.lanes import RoundRobin
 from zephon.windows import Front, Task, samples_a_task
 from zephon_daemon.instructions import MakeRing, Write
@@ -19,15 +20,19 @@ MICROBATCH = 2
 class Node:
     """Workers that each finish one task a round, and a rank that takes every batch at once, or none."""
 
-    def __init__(self, lanes: int, workers: int, *, chunk: int, task: int, takes: bool) -> None:
+    def __init__(self, lanes: int, workers: int, *, chunk: int, task: int, takes: bool, offset: int = 0) -> None:
         data = Dataset.from_dict("d", {"0": InMemoryShard([{"id": i} for i in range(100)])})
         source = StaticMixtureWorkSource([data], None, chunk_size=chunk, exhausted_policy="repeat")
         plan = Pipeline(source).batch(MICROBATCH).options(canonical_replicas=lanes).plan()
-        self.run, self.front, self.scheduler = Run(plan, dp_degree=1, task_samples=task), Front(plan), Scheduler()
+        starts = {lane: Frontier(0, offset, offset) for lane in range(lanes)}
+        state = Checkpoint(plan.identity, 0, starts)
+        self.run, self.front = Run(plan, dp_degree=1, task_samples=task, checkpoint=state), Front(plan)
+        self.scheduler = Scheduler()
         self.workers, self.takes = workers, takes
         self.hands: list[deque[tuple[int, int, Task]]] = [deque() for _ in range(workers)]
         self.done: list[tuple[int, Task]] = []
-        self.turns = RoundRobin(dict.fromkeys(range(lanes), 0), 0, MICROBATCH)
+        self.turns = RoundRobin(dict.fromkeys(range(lanes), offset), offset, MICROBATCH)
+        self.delivered: list[int] = []
         self.ready: list[deque[list[int]]] = [deque() for _ in range(lanes)]
         for worker in range(workers):
             self.scheduler.add(worker, lambda _: True)
@@ -54,6 +59,7 @@ class Node:
                 assert not isinstance(order, MakeRing) or order.clients == (0,)
             while self.takes and self.ready[lane := self.turns.turn()[0]]:
                 self.turns.deliver(MICROBATCH)
+                self.delivered.append(lane)
                 waiting.append(self.run.returned(0, [self.ready[lane].popleft()], 0, self.turns.rounds))
 
     def round(self) -> int:
@@ -133,3 +139,21 @@ def test_a_task_is_whole_chunks_or_a_whole_part_of_one(chunk: int) -> None:
     else:
         parts = -(-chunk // task)
         assert parts * task - chunk < parts
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_after_a_resume_lanes_are_replayed_in_the_order_of_their_turns_and_no_worker_waits(workers: int) -> None:
+    lanes, task, offset = 8, 8, 60  # each lane works through eight tasks to get at its first batch
+    node = Node(lanes, workers, chunk=64, task=task, takes=True, offset=offset)
+    first: dict[int, int] = {}
+    for number in range(1, 10 * lanes):
+        assert node.round() == workers
+        for lane in node.delivered:
+            first.setdefault(lane, number)
+        if len(first) == lanes:
+            break
+    assert list(first) == list(range(lanes))
+    tasks = -(-(offset + MICROBATCH) // task)
+    for lane, number in first.items():
+        ahead = CREDITS + 1  # what a worker had in hand before, of this lane and of the one before
+        assert number <= -(-tasks * (lane + 1) // workers) + ahead, (lane, number)
