@@ -71,36 +71,46 @@ class RunFailed(ZephonError):
 
 class RecordError(RunFailed):
     """A record could not be read or processed. Attributes name it: `dataset`, `shard`, `row`, `operator`, `cause`,
-    and, where they are known, `lane` and `look`, a command that prints the record as it is stored. The message holds
-    nothing of the record's content but what the cause itself says.
+    and, where they are known, `lane` and `look`, a command that prints the record as it is stored. `mend` says what
+    can be put right. The message holds nothing of the record's content but what the cause itself says.
     """
 
     def __init__(
-        self, dataset: str, shard: str, row: int, operator: str, cause: str, lane: int | None = None, look: str = ""
+        self,
+        dataset: str,
+        shard: str,
+        row: int,
+        operator: str,
+        cause: str,
+        lane: int | None = None,
+        look: str = "",
+        mend: str = "the record",
     ) -> None:
         where = "" if lane is None else f", lane {lane}"
         advice = f"To see the record: {look}. " if look else ""
         super().__init__(
             f"{operator}: dataset {dataset!r}, shard {shard}, row {row}{where}: {cause}. {advice}"
-            'Fix the record, or count and skip such records with options(on_error="skip").'
+            f'Fix {mend}, or count and skip such records with options(on_error="skip").'
         )
         self.dataset, self.shard, self.row, self.operator, self.cause = dataset, shard, row, operator, cause
-        self.lane, self.look = lane, look
+        self.lane, self.look, self.mend = lane, look, mend
 
-    def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, int, str, str, int | None, str]]:
-        return RecordError, (self.dataset, self.shard, self.row, self.operator, self.cause, self.lane, self.look)
+    def __reduce__(self) -> tuple[type[RecordError], tuple[str, str, int, str, str, int | None, str, str]]:
+        where = self.dataset, self.shard, self.row, self.operator
+        return RecordError, (*where, self.cause, self.lane, self.look, self.mend)
 
     @property
     def parts(self) -> list[str]:
         """What it is made of as plain text, for its way to another process."""
         lane = "" if self.lane is None else str(self.lane)
-        return [self.dataset, self.shard, str(self.row), self.operator, self.cause, lane, self.look]
+        return [self.dataset, self.shard, str(self.row), self.operator, self.cause, lane, self.look, self.mend]
 
     @staticmethod
     def from_parts(parts: Sequence[str]) -> RecordError:
-        """The same error again; lane and look may be absent. ValueError for parts of another number or kind."""
-        dataset, shard, row, operator, cause, lane, look = [*parts, "", ""][:7]
-        return RecordError(dataset, shard, int(row), operator, cause, int(lane) if lane else None, look)
+        """The same error again; those from the lane on may be absent. ValueError for parts of another kind."""
+        dataset, shard, row, operator, cause, lane, look, mend = [*parts, "", "", ""][:8]
+        where = dataset, shard, int(row), operator
+        return RecordError(*where, cause, int(lane) if lane else None, look, mend or "the record")
 
 
 def whence(path: str | os.PathLike[str]) -> str:

@@ -15,6 +15,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -23,6 +24,7 @@ from zephon.datasets.fetch import read
 from zephon.errors import SettingError
 from zephon.function_digest import digest_of
 from zephon.ops.base import Faults, Operator, Scope, Stateful, Stateless
+from zephon.ops.records import fields_of
 from zephon.ops.token_fields import AUTO
 from zephon.permutations import mix, permute
 from zephon.proportions import rounded_weights
@@ -113,7 +115,7 @@ class TokenEstimation:
             try:
                 count: Any = self.measure(row)
             except Exception as error:
-                faults.bad(block.sample_of(record), "measure", error)
+                faults.bad(block.sample_of(record), "measure", error, partial(fields_of, block, record))
                 continue
             if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 0:
                 faults.bad(block.sample_of(record), "measure", f"returned {count!r}, not a whole number of tokens")

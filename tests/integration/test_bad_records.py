@@ -23,6 +23,7 @@ def divide(row):
     return {**row, "x": 1 // (row["id"] - 777)}
 good = StaticMixtureWorkSource([Dataset.from_path("good", HERE / "good")], mixture=None)
 divides = Pipeline(good).map_transform(divide).batch(3).options(canonical_replicas=2)
+asks = Pipeline(good).map_transform(lambda row: {"x": row["idd"]}).batch(3).options(canonical_replicas=2)
 """
 
 
@@ -92,8 +93,13 @@ def test_case_E1_a_broken_line_is_skipped_and_counted_also_over_a_stop(runtime_f
 
 
 def test_case_J4_an_operator_that_raises_is_named_with_its_record(runtime_folder: Path) -> None:
-    with Daemon(make(runtime_folder)) as daemon, Ranks(daemon.socket, 1, pipeline="divides") as ranks:
-        error = ranks.refused(0, RecordError)
+    with Daemon(make(runtime_folder)) as daemon:
+        with Ranks(daemon.socket, 1, pipeline="divides") as ranks:
+            error = ranks.refused(0, RecordError)
+        with Ranks(daemon.socket, 1, pipeline="asks") as ranks:
+            asked = ranks.refused(0, RecordError)
+    assert "the record has no field 'idd' (it has: id, text; did you mean 'id'?)" in str(asked)
+    assert "Fix the function, or the record" in str(asked)
     assert isinstance(error, RecordError)
     assert (error.dataset, error.row, error.operator) == ("good", 27, "map_transform")
     assert error.shard.endswith("part-00003.jsonl")

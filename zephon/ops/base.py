@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -77,11 +77,29 @@ class Faults:
         if self.on_error != "skip" and sample[0] < len(self.datasets):
             here = self.datasets[sample[0]].fetch(sample[1], np.array([sample[2]]), None, Faults())
             cause += f" (the sample has: {', '.join(here.fields)}{did_you_mean(fields[0], here.fields)})"
-        self.bad(sample, operator, cause)
+        self._report(self.error(sample, operator, cause, "the name of the field, or the record"), None)
 
-    def bad(self, sample: tuple[int, int, int], operator: str, cause: str | BaseException) -> None:
-        """Report one bad record. Returns only if it is to be left out; otherwise raises `RecordError`."""
-        error = self.error(sample, operator, cause)
+    def bad(
+        self,
+        sample: tuple[int, int, int],
+        operator: str,
+        cause: str | BaseException,
+        given: Callable[[], Iterable[str]] | None = None,
+    ) -> None:
+        """Report one bad record. Returns only if it is to be left out; otherwise raises `RecordError`.
+
+        `given` tells which fields the record had that a user's function was given: the error of one that asks for
+        another says so.
+        """
+        text, mend = cause if isinstance(cause, str) else said(cause), "the record"
+        if type(cause) is KeyError and given is not None and self.on_error != "skip":
+            fields, wanted = list(given()), cause.args[0] if cause.args else None
+            if isinstance(wanted, str) and wanted not in fields:
+                has = f"it has: {', '.join(fields)}{did_you_mean(wanted, fields)}"
+                text, mend = f"{text}: the record has no field {wanted!r} ({has})", "the function, or the record"
+        self._report(self.error(sample, operator, text, mend), cause)
+
+    def _report(self, error: RecordError, cause: str | BaseException | None) -> None:
         if self.on_error != "skip":
             raise error from (cause if isinstance(cause, BaseException) else None)
         self.skipped += 1
@@ -90,8 +108,12 @@ class Faults:
             f"skipped: {error.operator}: {error.dataset!r}, {error.shard}, row {error.row}: {error.cause}"
         )
 
-    def error(self, sample: tuple[int, int, int], operator: str, cause: str | BaseException) -> RecordError:
-        """The error that names a record by its sample, the operator, the lane, and how to look at the record."""
+    def error(
+        self, sample: tuple[int, int, int], operator: str, cause: str | BaseException, mend: str = "the record"
+    ) -> RecordError:
+        """The error that names a record by its sample, the operator, the lane, and how to look at the record; `mend`
+        is what can be put right.
+        """
         dataset, shard, row = sample
         known = dataset < len(self.datasets)
         return RecordError(
@@ -102,6 +124,7 @@ class Faults:
             cause if isinstance(cause, str) else said(cause),
             None if self.scope is None else self.scope.lane,
             look(self.datasets[dataset], shard, row, raw=operator == READ) if known else "",
+            mend,
         )
 
 

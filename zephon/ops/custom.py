@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from zephon.columns import Block
@@ -201,8 +202,12 @@ class Driven:
                 good.append(number)
             else:
                 reasons[number] = alone
+
+        def payload(number: int) -> dict[str, Any]:
+            return again(number).payload
+
         for number, reason in reasons.items():
-            faults.bad(_sample(records[number]), self.name, reason)
+            faults.bad(_sample(records[number]), self.name, reason, partial(payload, number))
         if reasons:
             rest = [again(number) for number in good]
             wrong, made = self._attempt(op, rest, faults) if rest else (None, [])

@@ -8,6 +8,7 @@ source nor another record can be reached through either. What it does is part of
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from zephon.errors import SettingError
 from zephon.function_digest import digest_of
 from zephon.ops.base import Faults, Stateless
 from zephon.ops.interrupts import is_interrupt
-from zephon.ops.records import copied, own, own_rows, wrong_payload
+from zephon.ops.records import copied, fields_of, own, own_rows, wrong_payload
 from zephon.randomness import Draws, drawing
 
 
@@ -52,7 +53,7 @@ class MapTransform(Stateless):
                 except BaseException as error:
                     if is_interrupt(error):
                         raise
-                    faults.bad(block.sample_of(record), self.name, error)
+                    faults.bad(block.sample_of(record), self.name, error, partial(fields_of, block, record))
                     continue
                 if wrong:
                     faults.bad(block.sample_of(record), self.name, wrong)

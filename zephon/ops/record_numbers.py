@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from zephon.columns import Block
 from zephon.ops.base import Faults, Operator
 from zephon.ops.interrupts import is_interrupt
-from zephon.ops.records import NestedTooDeep, own_rows, rows_apart
+from zephon.ops.records import NestedTooDeep, fields_of, own_rows, rows_apart
 from zephon.randomness import Draws, drawing
 
 
@@ -45,6 +46,6 @@ def numbers_of(
                     raise
                 number, cause = None, error
             if cause:
-                faults.bad(block.sample_of(record), operator.name, cause)
+                faults.bad(block.sample_of(record), operator.name, cause, partial(fields_of, block, record))
             numbers.append(None if cause else number)
     return numbers

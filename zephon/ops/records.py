@@ -121,6 +121,11 @@ def _owned(value: Any, levels: int, held: dict[int, tuple[Any, int]]) -> tuple[A
     return found
 
 
+def fields_of(block: Block, record: int) -> dict[str, Any]:
+    """What a record has, by field, as a function is given it."""
+    return block.slice(record, record + 1).to_rows()[0]
+
+
 def wrong_payload(payload: Any, expected: str = "a dict") -> str | None:
     """What is wrong with a payload that a function returned, if anything."""
     if not isinstance(payload, dict):
