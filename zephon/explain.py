@@ -53,8 +53,27 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     for group in range(groups):
         lines.append(f"  group {group} of {groups}: lanes {owned_lanes(plan.lanes, groups, group, strategy)}")
     lines.append(_ends(plan))
-    lines += [f"warning: {text}" for text in ([warning] if warning else []) + wrong]
+    never = never_full(plan, 0)
+    lines += [f"warning: {text}" for text in (warning, never, *wrong) if text]
     return "\n".join(lines)
+
+
+def never_full(plan: Plan, epoch: int) -> str | None:
+    """What to warn of where the rows alone say that no rank gets a batch in the epoch; None where they do not say it.
+
+    With `on_error="skip"` lanes may have fewer records than samples, never more.
+    """
+    if not plan.settings.drop_last or any(operator.changes_counts for operator in plan.operators):
+        return None
+    samples, size = _samples(plan, epoch), plan.microbatch_size
+    if samples is None or (min if plan.settings.even_ends else max)(samples.values()) >= size:
+        return None
+    lane = min(samples, key=samples.__getitem__)
+    return (
+        f"no rank gets a batch: a round takes {many(size, 'record')} of each lane, and lane {lane} of {plan.lanes} has "
+        f"{many(samples[lane], 'sample')} in epoch {epoch}. Use fewer lanes, a smaller microbatch_size, or "
+        "batch(..., drop_last=False)."
+    )
 
 
 def _where(plan: Plan, operator: Operator) -> str:
@@ -121,11 +140,12 @@ def _total(plan: Plan) -> str:
     return f"{many(plan.curriculum(0).total or 0, 'sample')} an epoch"
 
 
-def _samples(plan: Plan) -> dict[int, int] | None:
+def _samples(plan: Plan, epoch: int = 0) -> dict[int, int] | None:
     """The samples of each lane in an epoch; None if that is not known, or there is no end to them."""
     if isinstance(plan.source, CustomSource):
         return None
-    samples = {lane: plan.curriculum(0).lane_samples(lane) for lane in range(plan.lanes)}
+    curriculum = plan.curriculum(epoch)
+    samples = {lane: curriculum.lane_samples(lane) for lane in range(plan.lanes)}
     return None if None in samples.values() else {lane: count or 0 for lane, count in samples.items()}
 
 

@@ -13,7 +13,7 @@ from zephon.cores import allowed_cores
 from zephon.custom_source import WorkSource
 from zephon.embedded import EmbeddedRun, EpochBatches
 from zephon.errors import RecipeError, RunFailed, SettingError
-from zephon.explain import explain
+from zephon.explain import explain, never_full
 from zephon.extras import needing
 from zephon.frontiers import Checkpoint, complete_checkpoint
 from zephon.lanes import check_step, check_topology, owned_lanes, rounds_of_step
@@ -170,7 +170,8 @@ class Pipeline(Builder):
         run = self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=checkpoint)
         run.end = end = weakref.finalize(run, _end, run.pool, os.getpid())  # also when it is dropped without `close`
         end.atexit = False
-        for text in run.pool.check(plan):
+        never = never_full(plan, run.epoch)
+        for text in [*run.pool.check(plan), *([never] if never else [])]:
             warnings.warn(text, stacklevel=4)
         return run
 

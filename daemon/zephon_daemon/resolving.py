@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 
 from zephon.budget import Budget
+from zephon.explain import never_full
 from zephon.frontiers import checkpoint_from_text
 from zephon.lanes import check_topology
 from zephon.recipe import Recipe
@@ -28,7 +29,8 @@ def resolved(recipe: Recipe, order: StartRun, checkpoint: bytes, budget: Budget)
     check_topology(plan.lanes, order.dp_degree, 0, strategy)
     for operator in plan.lane_by_lane:
         operator.setup()
-    for text in warnings_from_child(plan, [part.whole for part in plan.lane_by_lane]):
+    never = never_full(plan, loaded.epoch if loaded else 0)
+    for text in [*warnings_from_child(plan, [part.whole for part in plan.lane_by_lane]), *([never] if never else [])]:
         warnings.warn(text, stacklevel=2)
     run = Run(
         plan,

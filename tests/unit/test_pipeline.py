@@ -363,6 +363,33 @@ def test_explain_ends_where_the_run_ends(rows, drop_last):
     assert not rounds or not left or f"leaving out {left} record" in end
 
 
+@pytest.mark.parametrize("even_ends", [True, False])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("rows", [4, 7, 8])
+def test_a_run_that_can_have_no_batch_is_warned_of_by_explain_and_at_its_start(rows, drop_last, on_error, even_ends):
+    source = StaticMixtureWorkSource([dataset("few", rows, 1)], None, seed=1)
+    made = Pipeline(source).batch(2, drop_last=drop_last)
+    made.options(canonical_replicas=4, on_error=on_error, even_ends=even_ends, dp_degree=4, dp_group_id=3)
+    explained = made.explain()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        made.checkpoint()
+    told = [str(each.message) for each in caught if "no rank gets a batch" in str(each.message)]
+    certain = drop_last and (rows < 8 if even_ends else rows < 5)
+    assert told == ([told[0]] if certain else [])
+    assert [line for line in explained.splitlines() if "no rank gets" in line] == [f"warning: {text}" for text in told]
+    if certain:
+        assert "a round takes 2 records of each lane, and lane" in told[0]
+        assert "of 4 has 1 sample in epoch 0" in told[0]
+
+
+def test_no_warning_of_rounds_that_are_never_full_where_operators_change_counts():
+    source = StaticMixtureWorkSource([dataset("few", 7, 1)], None, seed=1)
+    assert "no rank gets" not in Pipeline(source).map_transform(dict).batch(2).options(canonical_replicas=4).explain()
+    assert "no rank gets" in Pipeline(source).shuffle(4).batch(2).options(canonical_replicas=4).explain()
+
+
 def test_explain_counts_in_words_that_fit_the_number():
     source = StaticMixtureWorkSource([dataset("one", 1, 1)], MixtureSpec({"one": 1}))
     made = Pipeline(source).batch(1).options(canonical_replicas=1, flush_every_k_chunks=1)
