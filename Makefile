@@ -51,7 +51,7 @@ docs: $(VENV)/.docs
 	@echo "docs/_build/html/index.html"
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info docs/_build zephon-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info docs/_build benchmarks.json zephon-demo .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find zephon daemon client tests docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment. A stamp file stands for each set of extras, and pyproject.toml renews them.

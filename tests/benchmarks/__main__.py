@@ -16,6 +16,8 @@ from tests.benchmarks.corpus import FULL, QUICK, Corpus, corpus
 from tests.benchmarks.processes import busy_cores
 from tests.benchmarks.report import Row, Scale, table
 
+FIGURES = Path("benchmarks.json")
+
 BENCHMARKS: dict[str, Callable[[Corpus, Scale], list[Row]]] = {
     "a": throughput.text,
     "b": throughput.ids,
@@ -55,9 +57,9 @@ def main() -> int:
     for name in arguments.names or BENCHMARKS:
         print(f"{name}: {(BENCHMARKS[name].__doc__ or '').strip().splitlines()[0]}", file=sys.stderr, flush=True)
         rows += BENCHMARKS[name](made, scale)
-        if arguments.json:
-            arguments.json.write_text(json.dumps([row.as_json() for row in rows], indent=1))
+        arguments.json.write_text(json.dumps([row.as_json() for row in rows], indent=1))
     print(table(rows))
+    print(f"also in {arguments.json}")
     return 0
 
 
@@ -66,7 +68,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", help=f"some of: {', '.join(BENCHMARKS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a smoke run on little data: figures mean nothing")
     parser.add_argument("--repeats", type=int, default=3, help="rounds in which contestants take turns")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", default=FIGURES, help="where the rows go as well")
     arguments = parser.parse_args()
     unknown = [name for name in arguments.names if name not in BENCHMARKS]
     if unknown:

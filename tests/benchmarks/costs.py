@@ -10,38 +10,59 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from tests.benchmarks.contest import REPOSITORY, Player, environment, module, tokens_a_second
 from tests.benchmarks.corpus import Corpus
 from tests.benchmarks.processes import cpu_seconds, pss
 from tests.benchmarks.report import Row, Scale
 from tests.benchmarks.zephon_runs import ZEPHON, Daemon, Recipe, daemon, recipe_file
+from zephon.lanes import window_containing, window_start
 
 MIB = 1 << 20
-A_BATCH = 8 * 2049
-WINDOW_2048 = ", chunk_size=256, stop_after_passes=2"
-EIGHT_CHUNKS = ", flush_every_k_chunks=8"
+SEQUENCE = 2049
+A_BATCH = 8 * SEQUENCE
+MUCH_LATER = 1_000_000
+WINDOW = 2048
+CHUNKS = 8
+WINDOW_2048 = f", chunk_size={WINDOW // CHUNKS}, stop_after_passes=2"
+EIGHT_CHUNKS = f", flush_every_k_chunks={CHUNKS}"
+ONE_WINDOW = 1.15
+"""Windows hold the same number of samples, and so a few percent more or less tokens than the mean."""
 
 
 def memory(corpus: Corpus, scale: Scale) -> list[Row]:
     """On A at default settings with two workers: after a while, after a longer while, and with four ranks."""
-    found = {}
+    found: dict[tuple[int, str], dict[str, float]] = {}
+    clients: dict[tuple[int, str], list[float]] = {}
     for ranks in (1, 4):
         with daemon(Recipe("text"), corpus, "--workers", "2") as node, node.ranks(ranks) as those:
             for rank in those:
                 rank.hear()
             for moment in ("soon", "later"):
                 _all(those, "take", scale.count(3000 // ranks))
-                found[ranks, moment] = pss(node.processes()) / MIB
-                found[ranks, moment, "client"] = max(_all(those, "memory")) / MIB
-    one, later, four = found[1, "soon"], found[1, "later"], found[4, "later"]
+                found[ranks, moment] = {_kind(title): pss([pid]) / MIB for pid, title in node.processes().items()}
+                clients[ranks, moment] = [each / MIB for each in _all(those, "memory")]
+    one, later, four = (sum(found[each].values()) for each in ((1, "soon"), (1, "later"), (4, "later")))
+    each_of = ", ".join(f"{title} {size:.0f}" for title, size in sorted(found[1, "later"].items()))
+    soon, (client,), of_four = clients[1, "soon"][0], clients[1, "later"], max(clients[4, "later"])
+    early = max(clients[4, "soon"])
+    growth = f"flat over time: with one rank {soon:.1f} sooner; with four {of_four:.1f} at most, {early:.1f} sooner"
     return [
-        Row("memory: daemon, engine, 2 workers", later, "MiB", 400, detail=f"PSS, fork server too; 4 ranks {four:.0f}"),
+        Row("memory: daemon, engine, 2 workers", later, "MiB", 400, detail=f"PSS: {each_of}"),
         Row("memory: later to soon", later / one, "×", 1.15, detail="flat over time"),
         Row("memory: four ranks to one", four / later, "×", 1.15, detail="does not grow with ranks"),
-        Row("memory: what a client adds", found[1, "later", "client"], "MiB", 25, detail="PSS, its rings included"),
+        Row("memory: what a client adds", max(client, of_four), "MiB", 25, detail="PSS, its rings included"),
+        Row("memory: what a client adds, later to soon", client - soon, "MiB more", 2, detail=growth),
     ]
+
+
+def _kind(title: str) -> str:
+    """What a process is, by its title."""
+    words = title.split()  # a title of its own is filled up with spaces
+    return " ".join(words[1:3] if words[1:2] == ["worker"] else words[1:2])
 
 
 def next_batch(corpus: Corpus, scale: Scale) -> list[Row]:
@@ -95,25 +116,40 @@ def waiting(corpus: Corpus, scale: Scale) -> list[Row]:
 
 
 def state(corpus: Corpus, scale: Scale) -> list[Row]:
-    """`state_dict()` at 64 lanes, at the first step and much later."""
-    with daemon(Recipe("ids", lanes=64), corpus) as node, node.ranks() as (rank,):
+    """`state_dict()` at 64 lanes: at the first step, two hundred later, and with the numbers of a millionth step."""
+    with daemon(Recipe("ids", lanes=64, options=EIGHT_CHUNKS), corpus) as node, node.ranks() as (rank,):
         rank.hear()
         rows = []
-        for rounds in (1, scale.count(200)):
-            at = rank.ask(["rounds", rounds])
+        found: list[dict[str, Any]] = []
+        for when, rounds in (("", 1), (", later", scale.count(200)), (", a million steps later", 0)):
+            if rounds:
+                rank.ask(["rounds", rounds])
+            else:
+                rank.ask(["resume", _moved(found[-1]["state"])])
             found = [rank.ask(["state"]) for _ in range(scale.count(20))]
             spent = sorted(each["seconds"] for each in found)
-            detail = f"round {at}; longest of {len(spent)}: {spent[-1] * 1e3:.1f} ms"
+            detail = f"longest of {len(spent)}: {spent[-1] * 1e3:.1f} ms"
             size = found[-1]["bytes"] / 1024
-            rows.append(Row("state_dict(), 64 lanes: time", _quantile(spent, 0.5) * 1e3, "ms", 5, detail=detail))
-            rows.append(Row("state_dict(), 64 lanes: size as JSON", size, "KiB", 16, detail=f"round {at}"))
+            rows.append(Row(f"state_dict(), 64 lanes{when}: time", _quantile(spent, 0.5) * 1e3, "ms", 5, detail=detail))
+            rows.append(Row(f"state_dict(), 64 lanes{when}: size as JSON", size, "KiB", 16))
     return rows
+
+
+def _moved(state: dict[str, Any]) -> dict[str, Any]:
+    """The same state as a million windows later: what it would be of a run of so many batches and more."""
+    count = len(state["lanes"])
+    for lane, at in state["lanes"].items():
+        window = window_containing(int(lane), count, CHUNKS, at["chunk"]) + MUCH_LATER
+        at["chunk"] = window_start(int(lane), count, CHUNKS, window)
+        at["records"] += 8 * MUCH_LATER
+    return state
 
 
 def resume(corpus: Corpus, scale: Scale) -> list[Row]:
     """First batch after a resume under a warm daemon, windows of 2048 samples, near both ends of a run.
 
-    States are taken at rounds that follow one another, so that they lie at different places in their windows.
+    States are taken at rounds that follow one another, so that they lie at different places in their windows. Full
+    speed is that between the first of them and the last.
     """
     recipe = Recipe("text", source=WINDOW_2048, options=EIGHT_CHUNKS)
     rounds = 2 * corpus.tokens // (8 * A_BATCH)
@@ -123,19 +159,47 @@ def resume(corpus: Corpus, scale: Scale) -> list[Row]:
         states = {}
         for name, mark in marks.items():
             for number in range(scale.count(5)):
-                rank.ask(["rounds", mark + 2 * number])
+                at = mark + 2 * number
+                rank.ask(["rounds", at])
                 states[name, number] = rank.ask(["state"])["state"]
-        found: dict[str, list[dict[str, float]]] = {name: [] for name in marks}
+                if (name, number) == ("1 %", 0):
+                    first, began = at, time.monotonic()
+        full_speed = (at - first) * 8 * A_BATCH / (time.monotonic() - began)
+        found: dict[str, list[_Resumed]] = {name: [] for name in marks}
         for name, number in sorted(states, key=lambda each: each[1]):
-            found[name].append(rank.ask(["resume", states[name, number]]))
+            state = states[name, number]
+            again = [lane["offset"] * SEQUENCE for lane in state["lanes"].values()]
+            found[name].append(_Resumed(again, **rank.ask(["resume", state])))
         fresh = statistics.median(rank.ask(["resume", None])["first"] for _ in range(scale.count(3)))
-    rows = []
-    for name, each in found.items():
-        first = statistics.median(one["first"] for one in each)
-        longest, whole = max(one["first"] for one in each), statistics.median(one["round"] for one in each)
-        detail = f"longest {longest:.2f} s; a batch of every lane {whole:.2f} s; a new run {fresh:.2f} s"
-        rows.append(Row(f"resume at {name} of a run: first batch", first, "s", 0.5, detail=detail))
-    return rows
+    window = WINDOW * (corpus.tokens / corpus.documents + 1)
+    return [row for name, each in found.items() for row in _resumed(name, each, window, full_speed, fresh)]
+
+
+@dataclass(frozen=True)
+class _Resumed:
+    """A resume: tokens of each lane that were worked through again, seconds to the first batch, and to one of each."""
+
+    again: list[int]
+    first: float
+    round: float
+
+
+def _resumed(name: str, found: Sequence[_Resumed], window: float, full_speed: float, fresh: float) -> list[Row]:
+    """The rows of resumes at one place in a run. `window` is the tokens of a window, more or less."""
+    longest, whole = max(one.first for one in found), statistics.median(one.round for one in found)
+    detail = f"longest {longest:.2f} s; a batch of every lane {whole:.2f} s; a new run {fresh:.2f} s"
+    tokens = [sum(one.again) for one in found]
+    expected = [one.round / (0.3 + sum(one.again) / full_speed) for one in found]
+    speed = f"{min(tokens) / 1e6:.1f} to {max(tokens) / 1e6:.1f} M tokens again, full speed {full_speed / 1e6:.1f} M/s"
+    most = max(max(one.again) for one in found) / window
+    at = f"resume at {name} of a run"
+    return [
+        Row(f"{at}: first batch", statistics.median(one.first for one in found), "s", 0.5, detail=detail),
+        Row(f"{at}: a batch of every lane, to 0.3 s and the tokens again at full speed", statistics.median(expected),
+            "×", 1, detail=speed),
+        Row(f"{at}: the most that a lane works through again", most, "windows", ONE_WINDOW,
+            detail="of 2048 samples, reckoned in tokens"),
+    ]  # fmt: skip
 
 
 def start(corpus: Corpus, scale: Scale) -> list[Row]:

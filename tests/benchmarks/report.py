@@ -37,13 +37,14 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """The figure to its target."""
-        return None if self.target is None else self.figure / self.target
+        """The figure to its target, unless that is zero."""
+        return self.figure / self.target if self.target else None
 
     @property
     def met(self) -> bool | None:
-        ratio = self.ratio
-        return None if ratio is None else ratio >= 1 if self.at_least else ratio <= 1
+        if self.target is None:
+            return None
+        return self.figure >= self.target if self.at_least else self.figure <= self.target
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"ratio": self.ratio, "met": self.met}
@@ -53,7 +54,8 @@ def table(rows: Sequence[Row]) -> str:
     """The rows as text."""
     cells = [("what", "figure", "target", "ratio", "", "")]
     for row in rows:
-        target = "" if row.target is None else f"{'from' if row.at_least else 'under'} {row.target:g} {row.unit}"
+        bound = "from" if row.at_least else "under" if row.target else "at most"
+        target = "" if row.target is None else f"{bound} {row.target:g} {row.unit}"
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         met = {None: "", True: "ok", False: "MISSED"}[row.met]
         cells.append((row.name, f"{row.figure:.3g} {row.unit}", target, ratio, met, row.detail))
