@@ -402,13 +402,14 @@ class Loader(Iterator[Batch]):
         return self._shaped(self._plan)
 
     def _shaped(self, plan: Attached) -> Run:
-        if self._run is not None:  # a signal's handler has asked for a state meanwhile
-            return self._run
-        run = Run(plan, self._settings.group_readers, self._loaded.past if self._loaded is not None else 0)
-        check_step(self._settings.batches_per_step, run.lanes)
-        self._output = Output(self._settings, run.dataset_names, plan.packed)
-        self._copies.limit = share_of_a_rank(plan.memory)
-        self._run = run
+        with self._undisturbed:  # a second run, made by a signal's handler, would keep what it heard to itself
+            if self._run is not None:  # such a handler has asked for a state meanwhile
+                return self._run
+            run = Run(plan, self._settings.group_readers, self._loaded.past if self._loaded is not None else 0)
+            check_step(self._settings.batches_per_step, run.lanes)
+            self._output = Output(self._settings, run.dataset_names, plan.packed)
+            self._copies.limit = share_of_a_rank(plan.memory)
+            self._run = run
         for text in plan.warnings:
             warnings.warn(text, stacklevel=5)
         return run

@@ -20,6 +20,7 @@ from tests.unit.client.peer import Peer, ids
 from zephon.errors import ZephonError
 from zephon.transport import protocol as p
 from zephon_client.control import Control
+from zephon_client.run import Run
 from zephon_client.undisturbed import Undisturbed
 
 Make = Callable[..., Peer]
@@ -219,6 +220,31 @@ def test_a_handler_may_ask_for_a_state_or_for_progress_while_an_answer_is_awaite
         signal.signal(signal.SIGUSR1, before)
     assert len(said) == 1
     assert records(loader) == {0: 2 if during == "next" else 0}
+
+
+def test_what_a_handler_hears_while_the_run_takes_shape_is_heard_by_the_run(
+    make_peer: Make, join: Join, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = make_peer(lanes=1, microbatch=2)
+    loader = join(peer)
+    peer.until_joined(0)
+    peer.send(p.LaneTotal(0, 0, 100, 0))
+    peer.do(lambda: None)  # it has been sent
+    asked: list[Any] = []
+
+    def strikes(*arguments: Any) -> Run:
+        monkeypatch.undo()
+        signal.raise_signal(signal.SIGUSR1)
+        return Run(*arguments)
+
+    monkeypatch.setattr("zephon_client.loader.Run", strikes)
+    before = signal.signal(signal.SIGUSR1, lambda *_: asked.append(loader.state_dict()))
+    try:
+        next(loader)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert len(asked) == 1
+    assert loader._run.epoch.totals() == [p.LaneTotal(0, 0, 100, 0)]
 
 
 def test_a_state_whose_loading_was_interrupted_can_be_loaded_again(make_peer: Make, join: Join) -> None:
