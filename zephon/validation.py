@@ -5,8 +5,9 @@ a result that depends on earlier calls or on the order or company of records, ra
 a flush that leaves something behind. It finds what shows on sixteen records in a moment, no more; `zephon verify` is
 the proof.
 
-At a run's start it costs some tens of milliseconds, gives up after `AT_START_SECONDS`, calls no `setup` that the
-process would not have called, warns, and never breaks the run: what a function raises on a sample is left to the run.
+At a run's start it costs some tens of milliseconds, gives up after `AT_START_SECONDS` of work or `AT_START_WAIT` of
+waiting and work, calls no `setup` that the process would not have called, warns, and never breaks the run: what a
+function raises on a sample is left to the run.
 Global random generators are put back as they were.
 """
 
@@ -41,7 +42,7 @@ from zephon.words import many
 RECORDS = 16
 LOOKED_THROUGH = 1024
 """Samples among which records of every dataset are looked for."""
-AT_START_SECONDS = 0.2
+AT_START_SECONDS, AT_START_WAIT = 0.2, 0.6
 
 Print = tuple[tuple[str, bytes], ...]
 """A record as digests of its fields."""
@@ -97,7 +98,8 @@ def warnings_at_start(plan: Plan, ready: Callable[[Operator], bool]) -> list[str
     if not has_users_code(plan):
         return []
     try:
-        report = _Check(plan, ready, time.monotonic() + AT_START_SECONDS).run()
+        deadline = time.thread_time() + AT_START_SECONDS, time.monotonic() + AT_START_WAIT
+        report = _Check(plan, ready, deadline).run()
     except Exception:  # whatever it is, the run meets it too, and says where
         return []
     advice = "pipeline.validate() shows more, `zephon verify` is the proof."
@@ -107,7 +109,10 @@ def warnings_at_start(plan: Plan, ready: Callable[[Operator], bool]) -> list[str
 class _Check:
     """One pass over the operators of a plan."""
 
-    def __init__(self, plan: Plan, ready: Callable[[Operator], bool] | None, deadline: float | None) -> None:
+    def __init__(
+        self, plan: Plan, ready: Callable[[Operator], bool] | None, deadline: tuple[float, float] | None
+    ) -> None:
+        """`deadline`: of this thread's processor time, and of the clock."""
         self._plan, self._ready, self._deadline = plan, ready, deadline
         self._findings: list[Finding] = []
         self._checked: list[str] = []
@@ -121,7 +126,9 @@ class _Check:
 
     @property
     def _late(self) -> bool:
-        return self._deadline is not None and time.monotonic() > self._deadline
+        return self._deadline is not None and (
+            time.thread_time() > self._deadline[0] or time.monotonic() > self._deadline[1]
+        )
 
     def run(self) -> ValidationReport:
         operators = list(self._plan.operators)

@@ -21,7 +21,7 @@ from zephon.plan import Plan
 from zephon.validation import has_users_code, warnings_at_start
 from zephon_daemon.lifelines import die_with
 
-SECONDS = 0.5
+SECONDS = 1.0
 """How long a run's start waits for the check at most."""
 
 

@@ -251,7 +251,7 @@ def test_an_operator_brings_its_own_samples() -> None:
 def test_an_operator_behind_a_slow_one_is_checked_by_validate_alone() -> None:
     def slow(row: dict[str, Any]) -> dict[str, Any]:
         if row["id"] < 16:
-            threading.Event().wait(0.05)
+            threading.Event().wait(0.2)
         return row
 
     def add(p: Pipeline) -> Any:
