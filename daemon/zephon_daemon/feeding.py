@@ -4,7 +4,8 @@ Tasks of later stages come before those of the front, so that what is on its way
 more of a stage are in work at once than its `parallelism` says. Of the front, the lane with the least runway is served
 first: with the fewest records that are made, or are on their way, and not yet with its ranks. After a resume, while
 lanes still work through what was delivered before, that is nothing for any of them: then they are served in the order
-in which their first batches are due, each until enough is on its way for that, whatever a worker has decoded.
+in which their first batches are due, each until enough is on its way for that, whatever a worker has decoded. Not so
+where a round is held until all lanes are known to reach it (`zephon_daemon.gates`): there no lane helps alone.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class Feeding:
         self._plan, self._lanes, self._most = plan, lanes, furthest(starts.values())
         self._first_epoch, self._task_samples = first_epoch, task_samples
         self._later = plan.later
+        self._held_rounds = not plan.counts_are_arithmetic and plan.ends(first_epoch) is not False
         self._records_made = self._tasks_pushed = 0
 
     def made(self, records: int, of_front: bool) -> None:
@@ -106,7 +108,7 @@ class Feeding:
         Their epoch, where they stand, the place among the lanes of the group, and the number.
         """
         lanes = self._lanes.values()
-        if not any(lane.producer.stream.to_drop for lane in lanes):
+        if self._held_rounds or not any(lane.producer.stream.to_drop for lane in lanes):
             return
         per_task, at_once = self._records_a_task, self._at_once(workers)
         places: dict[int, int] = {}
