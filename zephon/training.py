@@ -79,6 +79,10 @@ def to_training(
         raise SettingError(f"position_mode is {position_mode!r}: it is 'preserve' or 'sequence'")
     if eos_mask_loss and eos_token_id is None:
         raise SettingError("eos_mask_loss=True needs eos_token_id, the number of the token that ends a document")
+    if eos_token_id is not None and not (_is_whole(eos_token_id) and 0 <= eos_token_id < 2**31):
+        raise SettingError(f"eos_token_id is {eos_token_id!r}: it is the token's number, from 0 to 2147483647")
+    if isinstance(extra_fields, str):
+        raise SettingError(f"extra_fields is {extra_fields!r}: it is a list of names, such as [{extra_fields!r}]")
     integer = _integer(dtype)
     rows = _Rows(batch, tokens_field)
     records, length = rows.tokens.shape
@@ -123,6 +127,10 @@ def to_training(
     arrays = {n: _own(v, as_torch) for n, v in out.items()}
     arrays.update({name: _passed_on(batch, name, as_torch) for name in extra_fields})
     return _named(arrays, exclude_fields, rename_fields or {}, (*_OUTPUTS, *extra_fields))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 class _Rows:

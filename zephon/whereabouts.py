@@ -13,7 +13,7 @@ IDLE, LOADING, SETTING_UP, READING = -1, -2, -3, 0
 Operator `n` of a front counts as `n + 1`, and the sending of what came out as one more than the last.
 """
 
-NUMBERS = 3
+NUMBERS = 4
 
 
 class Numbers(Protocol):
@@ -25,7 +25,9 @@ class Numbers(Protocol):
 
 
 class Whereabouts:
-    """Either side's view of `numbers`: task, operator, place of a sample in its lane (-1 where none is known)."""
+    """Either side's view of `numbers`: task, operator, place of a sample in its lane (-1 where none is known), and how
+    often something moved apart from these.
+    """
 
     __slots__ = ("_numbers",)
 
@@ -46,7 +48,16 @@ class Whereabouts:
         """The operator is at work on the sample at this place of the lane."""
         self._numbers[2] = place
 
+    def move(self) -> None:
+        """The operator is done with some of its samples, whichever."""
+        self._numbers[3] += 1
+
     @property
     def now(self) -> tuple[int, int, int]:
         """Task, operator, place."""
         return self._numbers[0], self._numbers[1], self._numbers[2]
+
+    @property
+    def moves(self) -> int:
+        """How often `move` was called."""
+        return self._numbers[3]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from zephon.errors import SettingError
 from zephon.extras import needing
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,12 +61,22 @@ class Device(Protocol):
 
 
 def device_of(name: Any) -> Device | None:
-    """The device to copy ahead to; None where there is no stream of copies: such devices get each field when asked."""
+    """The device to copy ahead to; None where there is no stream of copies: such devices get each field when asked.
+
+    SettingError where torch has no such device.
+    """
     with needing(f"device={name!r}"):
         import torch
 
-    device = torch.device(name)
-    return CudaDevice(device) if device.type == "cuda" and torch.cuda.is_available() else None
+    try:
+        device = torch.device(name)
+    except (RuntimeError, TypeError) as error:
+        raise SettingError(f"device={name!r}: torch knows no such device: {error}") from error
+    if device.type != "cuda":
+        return None
+    if not torch.cuda.is_available():
+        raise SettingError(f"device={name!r}: torch finds no CUDA device in this process. Leave device out.")
+    return CudaDevice(device)
 
 
 class CudaDevice:

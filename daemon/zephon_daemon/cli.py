@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, run: Any, text: str, **settings: Any) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text, **settings)
+        command = commands.add_parser(name, help=text, description=text, allow_abbrev=False, **settings)
         command.set_defaults(run=run, name=name)
         return command
 

@@ -157,7 +157,8 @@ class Oversight:
         for worker, at in self._scheduler.workers.items():
             oldest = at.oldest
             notes = self._notes.get(worker)
-            positions[worker] = None if oldest is None else (oldest[0], notes[0].at.now if notes else None)
+            where = (notes[0].at.now, notes[0].at.moves) if notes else None
+            positions[worker] = None if oldest is None else (oldest[0], where)
             if self._outputs.get(worker, (-1, 0.0))[0] != at.done:
                 self._outputs[worker] = at.done, now
         for worker, act, seconds in self._dog.look(positions, now):

@@ -1,6 +1,6 @@
 """What a worker is at work on, as its engine sees it without asking: a page of memory that both have mapped.
 
-    int64 x 3   task, operator, place (`zephon.whereabouts`)
+    int64 x 4   task, operator, place, moves (`zephon.whereabouts`)
 
 The worker makes it, with the means to look at its stack (`stacks`), and hands all of it over when it is ready; what is
 written there outlives the worker.

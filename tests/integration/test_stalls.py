@@ -119,6 +119,31 @@ pipeline = Pipeline(source).map_transform(slow).batch(4).options(canonical_repli
 
 
 @pytest.mark.soak
+def test_documents_that_a_tokenizer_takes_long_for_are_no_stall_either(runtime_folder: Path) -> None:
+    recipe = write_recipe(
+        runtime_folder,
+        """
+import time
+from zephon import InMemoryShard
+
+class Slow:
+    name_or_path = "slow"
+    def encode(self, text):
+        time.sleep(0.025)
+        return [1, 2, 3]
+rows = [{"text": f"document {n}"} for n in range(400)]
+source = StaticMixtureWorkSource([Dataset.from_dict("rows", {"s": InMemoryShard(rows)})], mixture=None, chunk_size=400)
+pipeline = Pipeline(source).tokenize(Slow(), field="text", special_tokens="none").batch(4).options(canonical_replicas=1)
+""",
+    )
+    with (
+        Daemon(recipe, workers=1) as daemon,
+        connect(daemon.socket, dp_degree=1, output="numpy", timeout=5.0) as loader,
+    ):
+        assert sum(map(len, loader)) == 400
+
+
+@pytest.mark.soak
 def test_case_J1_a_worker_that_hangs_is_ended_in_time_and_if_that_helps_nobody_sees_it(sleeping: str) -> None:
     ledger, asleep = Ledger(plan_of(sleeping)), Path(sleeping).parent / "asleep"
     asleep.unlink()

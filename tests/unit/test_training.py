@@ -268,6 +268,10 @@ def test_results_are_torch_tensors_where_torch_is_and_never_share_the_batch(monk
     ("arguments", "message"),
     [
         ({"eos_mask_loss": True}, "eos_token_id"),
+        ({"eos_mask_loss": True, "eos_token_id": "<eos>"}, "eos_token_id is '<eos>'.*number"),
+        ({"eos_mask_loss": True, "eos_token_id": -1}, "eos_token_id is -1"),
+        ({"eos_mask_loss": True, "eos_token_id": True}, "eos_token_id is True"),
+        ({"extra_fields": "text"}, "a list of names"),
         ({"position_mode": "other"}, "position_mode"),
         ({"dtype": "float32"}, "dtype"),
         ({"dtype": "nonsense"}, "dtype"),

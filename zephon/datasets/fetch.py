@@ -49,6 +49,7 @@ def gather(
         if not (0 <= shard < len(source.counts) and first >= 0 and int(rows[-1]) < int(source.counts[shard])):
             raise IndexError(f"no such sample: dataset {dataset}, shard {shard}, rows {first} to {int(rows[-1])}")
         piece = source.read(shard, rows, fields)
+        faults.moved()
         samples = sorted_pointers[low:high]
         if piece.bad:
             good[[low + place for place, _ in piece.bad]] = False

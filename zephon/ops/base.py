@@ -46,7 +46,7 @@ class Named(Protocol):
 
 class Scope(NamedTuple):
     """Where in a run records are being processed. Only operators that run a user's code look at it, and tell `at`, if
-    somebody watches them, which record they turn to."""
+    somebody watches them, which record they turn to; others tell through `Faults.moved` that they get on."""
 
     plan: Plan
     epoch: int
@@ -66,6 +66,11 @@ class Faults:
         self.skipped = 0
         self.reports: list[str] = []
         self.counters: dict[str, int] = {}
+
+    def moved(self) -> None:
+        """Some of the block's records are done: nothing hangs, should all of them take long."""
+        if self.scope is not None and self.scope.at is not None:
+            self.scope.at.move()
 
     def count(self, name: str, amount: int) -> None:
         """Add to what is summed per lane and shown: `dropped_records`, say."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from zephon.ops.base import Faults, Stateless
 from zephon.ops.tokenizer_backend import CHOICE, Backend, BoolArray, Disagreement, Encoded, chosen, load_backend
 from zephon.ops.tokenizer_source import find_tokenizer
 
-_AT_ONCE = 128  # documents whose text is a str at the same time: it stays in the caches, and takes little memory
+_AT_ONCE, _BYTES_AT_ONCE = 128, 1 << 20
+"""Documents, and bytes of more than one, whose text is a str at the same time: it stays in the caches."""
 _MODES = {"bos_eos": ("bos", "eos"), "bos": ("bos",), "eos": ("eos",), "none": (), "tokenizer_default": ()}
 
 
@@ -149,9 +151,10 @@ class Tokenize(Stateless):
         parts, of = [], []
         samples = block.samples if block.sample_offsets is None else block.samples[block.sample_offsets[:-1]]
         checked = chosen(samples)
-        for low in range(0, max(1, len(block)), _AT_ONCE):
-            piece = block.slice(low, min(low + _AT_ONCE, len(block)))
-            encoded, found = self._encode(self._texts(piece, faults), piece, checked[low : low + _AT_ONCE], faults)
+        for low, high in _pieces(block.fields.get(self.field), len(block)):
+            piece = block.slice(low, high)
+            encoded, found = self._encode(self._texts(piece, faults), piece, checked[low:high], faults)
+            faults.moved()
             if self.max_length is not None and not self.split_long_samples:
                 encoded = _truncated(*encoded, self.max_length - (self._bos is not None) - (self._eos is not None))
             parts.append(encoded)
@@ -246,6 +249,20 @@ def disagreement(
         f"document, from token {at} on. Tokens delivered so far may be wrong as well. Start again with "
         f"{CHOICE}=tokenizers in the environment, and report the document to the makers of fastokens"
     )
+
+
+def _pieces(column: Column | None, count: int) -> Iterator[tuple[int, int]]:
+    """Where to cut a block of so many documents: first and last of each piece, of one piece at least."""
+    low = 0
+    while True:
+        high = min(low + _AT_ONCE, count)
+        if type(column) is Text and column.offsets[high] - column.offsets[low] > _BYTES_AT_ONCE:
+            fit = int(np.searchsorted(column.offsets, column.offsets[low] + _BYTES_AT_ONCE, "right")) - 1
+            high = max(low + 1, fit)
+        yield low, high
+        low = high
+        if low >= count:
+            return
 
 
 def _strings(column: Text) -> list[str]:

@@ -33,6 +33,7 @@ from zephon.ops.tokenizer_backend import Disagreement
 from zephon.ops.tokenizer_source import find_tokenizer
 
 _GIVEN = ("messages", "tools", "add_generation_prompt")
+_AT_ONCE = 128  # conversations that are encoded together
 
 
 class TokenizeChat(Stateless):
@@ -132,7 +133,14 @@ class TokenizeChat(Stateless):
 
     def process(self, block: Block, faults: Faults) -> Block:
         rendered, records = self._rendered(block, faults)
-        marked, records = self._encoded(rendered, records, block, faults)
+        parts, good = [], []
+        for low in range(0, max(1, len(rendered)), _AT_ONCE):
+            piece = slice(low, low + _AT_ONCE)
+            marked, found = self._encoded(rendered[piece], records[piece], block, faults)
+            parts.append(marked)
+            good.append(found)
+            faults.moved()
+        marked, records = _joined(parts), np.concatenate(good)
         if self.max_length is not None:
             marked = _truncated(marked, self.max_length)
         learnt = np.concatenate([np.zeros(1, np.int64), np.cumsum(marked.mask)])[marked.offsets]
@@ -154,6 +162,7 @@ class TokenizeChat(Stateless):
         tools = _values(block, self.tools_field)
         rendered, records = [], []
         for record, (conversation, own_tools) in enumerate(zip(conversations, tools)):
+            faults.moved()
             if conversation is MISSING:
                 faults.lacks(block.sample_of(record), self.name, [self.field], "a list of messages")
                 continue
@@ -239,8 +248,9 @@ def _truncated(marked: Marked, limit: int) -> Marked:
 
 
 def _joined(parts: list[Marked]) -> Marked:
-    offsets = np.zeros(len(parts) + 1, np.int64)
-    np.cumsum([len(part.ids) for part in parts], out=offsets[1:])
+    lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(part.offsets) for part in parts)])
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
     ids = np.concatenate([np.empty(0, np.int32), *(part.ids for part in parts)])
     return Marked(ids, offsets, np.concatenate([np.empty(0, np.bool_), *(part.mask for part in parts)]))
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.unit.client.peer import Peer, ids
-from zephon.errors import BatchesHeld
+from zephon.errors import BatchesHeld, SettingError
 from zephon.transport import protocol as p
 from zephon_client import settings
 
@@ -79,6 +79,16 @@ def test_pinned_memory_without_a_gpu_is_ignored_with_one_warning(make_peer: Make
     with pytest.warns(UserWarning, match="pin_memory=True is ignored") as caught:
         assert [len(batch) for _ in range(2) for batch in loader] == [2, 2, 2, 2]
     assert len(caught) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+@pytest.mark.parametrize(("device", "words"), [("cuda", "finds no CUDA device"), ("cuda:x", "no such device")])
+def test_a_device_that_torch_does_not_have_is_refused_by_name(
+    device: str, words: str, make_peer: Make, join: Join
+) -> None:
+    loader = join(make_peer(lanes=1), output="torch", device=device)
+    with pytest.raises(SettingError, match=f"device={device!r}: .*{words}"):
+        next(loader)
 
 
 def test_without_torch_installed_the_output_is_numpy(

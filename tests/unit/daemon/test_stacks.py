@@ -16,7 +16,7 @@ import pytest
 from tests.running import SOURCES, until
 from zephon import Dataset, InMemoryShard, Pipeline, StaticMixtureWorkSource
 from zephon.pointers import packed
-from zephon.whereabouts import READING, Whereabouts
+from zephon.whereabouts import NUMBERS, READING, Whereabouts
 from zephon.windows import Task, halved, pointers_of
 from zephon_daemon.black_box import BlackBox
 from zephon_daemon.engine_watch import EngineWatch
@@ -95,7 +95,7 @@ def test_the_main_threads_calls_are_named_innermost_first_without_our_own() -> N
 
 
 def test_where_a_process_is_can_be_read_as_it_was_written() -> None:
-    at = Whereabouts(array.array("q", [0, 0, 0]))
+    at = Whereabouts(array.array("q", [0] * NUMBERS))
     at.begin(7)
     at.enter(READING)
     assert at.now == (7, READING, -1)
@@ -104,6 +104,9 @@ def test_where_a_process_is_can_be_read_as_it_was_written() -> None:
     assert at.now == (7, 2, 99)
     at.enter(3)
     assert at.now == (7, 3, -1), "of another operator's record nothing is known"
+    assert at.moves == 0
+    at.move()
+    assert (at.moves, at.now) == (1, (7, 3, -1))
 
 
 def test_an_engine_that_goes_round_is_left_alone_and_one_that_does_not_is_shown_and_ended(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 import functools
 import json
 import logging
@@ -26,8 +27,9 @@ from tests.unit.ops.cuts import assert_cuts_do_not_show
 from zephon.columns import Block, Ragged, Text
 from zephon.errors import RecordError, SettingError, TokenizerError
 from zephon.ops import tokenizer_backend
-from zephon.ops.base import Faults
+from zephon.ops.base import Faults, Scope
 from zephon.ops.tokenize import Tokenize
+from zephon.whereabouts import NUMBERS, Whereabouts
 
 shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 END = "<|endoftext|>"
@@ -481,3 +483,21 @@ def test_loading_leaves_the_processs_own_thread_settings_alone(
     Tokenize(tokenizer_id=tokenizer_file, field="text").setup()
     assert "RAYON_NUM_THREADS" not in os.environ
     assert "FASTOKENS_BPE_THREADS" not in os.environ
+
+
+def test_pieces_of_a_long_block_are_told_of_one_after_another_and_do_not_show() -> None:
+    class Letters:
+        name_or_path = "letters"
+
+        def encode(self, text: str) -> list[int]:
+            return [ord(letter) for letter in text[:3]]
+
+    operator = Tokenize(Letters(), field="text", special_tokens="eos", eos_token_id=7)
+    many, long = ["abc"] * 300, ["x" * 400_000] * 3 + ["y" * 2_000_000, "z"]
+    for values, moves in ((many, 3), (long, 4), ([], 1)):
+        at = Whereabouts(array.array("q", [0] * NUMBERS))
+        watched = Faults(scope=Scope(None, 0, 0, at))  # type: ignore[arg-type]
+        out = operator.process(block_of(values), watched)
+        assert at.moves == moves
+        if values:
+            assert ids_of(out) == [[ord(letter) for letter in value[:3]] + [7] for value in values]

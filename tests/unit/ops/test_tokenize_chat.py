@@ -99,6 +99,12 @@ def test_records_come_out_the_same_however_they_are_cut_into_blocks(
     assert_cuts_do_not_show(operator, block_of(drawn), cuts)
 
 
+def test_a_block_of_more_conversations_than_are_encoded_together_is_cut_nowhere() -> None:
+    said = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b" * (n % 7)}] for n in range(300)]
+    said[140] = said[140][:1]  # nothing to learn
+    assert_cuts_do_not_show(made(), block_of(said), [100, 129, 200])
+
+
 @given(values, st.sampled_from([1, 9, 14, 15, 16, 20, 25, 40]))
 def test_a_conversation_is_cut_off_mask_and_all_and_dropped_if_nothing_is_left_to_learn(
     drawn: list[Any], limit: int
