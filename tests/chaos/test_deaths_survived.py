@@ -139,6 +139,7 @@ def test_case_D5_a_daemon_that_is_killed_comes_back_under_launch_and_the_rank_no
                 lines[-1].append(job.line())
                 if number < kills:
                     os.kill(until(lambda job=job: daemon_of(job.pid)), signal.SIGKILL)
+                    until(lambda job=job, number=number: job.errors.count("It is started again") > number)
                 if number < 2:
                     assert job.process.stdin is not None
                     job.process.stdin.write(b"\n")

@@ -53,7 +53,7 @@ def test_a_wrong_field_name_is_told_before_anything_runs(tmp_path: Path, kind: s
 
 
 def test_the_row_that_lacks_it_is_named_where_others_before_it_do_not(tmp_path: Path) -> None:
-    rows = [{"text": "a"}, {"text": "b"}, {"body": "c"}]
+    rows = [{"text": "a"}, {"text": "b"}, {"body": "c"}, {"text": "d"}]
     built = recipe(in_format("jsonl", tmp_path, rows)).tokenize(tokenizer_id=tokenizer(), field="text")
     assert "row 2 has no field 'text' (it has: body)" in warned(built)[0]
 
