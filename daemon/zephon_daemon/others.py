@@ -10,9 +10,10 @@ rank the windows of all of them for its states. So an engine tells the others, o
 - once a second, with or without any of that, that it moves: a task of slow records may take minutes, and ranks of other
   engines wait for its lanes as its own do.
 
-Each word wakes the daemon and every other engine, so what lanes have come to is told after `TELL_SECONDS`, or once a
-lane is ahead of what was told by half of its ring: then readers elsewhere never wait for a word while the ring has
-room, and where lanes are slow a fraction of a second more is nothing.
+Each word wakes the daemon and every other engine, so what lanes have come to is told after `TELL_SECONDS`, or once the
+one that is furthest behind has come further than was told by half of its ring: no round waits for the lanes before it,
+readers elsewhere never wait for a word while the ring has room, and where lanes are slow a fraction of a second more is
+nothing.
 
 All of it only grows and may be told again, in any order: so an engine that joins late, or again after its death, is
 told everything once more by all (`Run.tell_lanes`), and nobody in between keeps anything. An engine that has a run for
@@ -54,6 +55,7 @@ class Others:
         self._totals: dict[tuple[int, int], LaneTotal] = {}
         self._windows: dict[int, deque[Announced]] = {}
         self._rounds: dict[tuple[int, int], tuple[int, int]] = {}
+        self._come: dict[tuple[int, int], int] = {}
         self._said: dict[tuple[int, int], int] = {}
         self._tried: dict[tuple[int, int], tuple[int, bool]] = {}
         self._begun = self._told_begun = -1
@@ -113,21 +115,26 @@ class Others:
         if ours and self.telling:
             self._new_totals.append(total)
             self._urgent = True
-        for kept in (self._totals, self._rounds, self._said, self._tried):
+        for kept in (self._totals, self._rounds, self._come, self._said, self._tried):
             for old in [key for key in kept if key[0] <= total.epoch - EPOCHS_STATED]:
                 del kept[old]
         return True
 
     def reach(self, epoch: int, lane: int, records: int, most: int, microbatch_size: int, enough: int) -> None:
-        """A lane has come to that many records. `enough` rounds more than were told are not to wait."""
+        """A lane has come to that many records. Once all have come `enough` rounds further than was told, that does not
+        wait.
+        """
         if not self.telling:
             return
         beyond = records - most
         rounds = beyond // microbatch_size, -(-beyond // microbatch_size)
         if self._rounds.get((epoch, lane)) != rounds:
             self._rounds[epoch, lane] = rounds
-            self._reached[epoch, lane] = records
-            self._urgent |= records - self._said.get((epoch, lane), 0) >= enough * microbatch_size
+            self._come[epoch, lane] = self._reached[epoch, lane] = records
+            going_on = [key for key in self._come if key[0] == epoch and key not in self._totals]
+            if going_on:
+                told = min(self._said.get(key, 0) for key in going_on)
+                self._urgent |= min(map(self._come.__getitem__, going_on)) - told >= enough * microbatch_size
 
     def search(self, epoch: int, lane: int, skipped: int) -> None:
         """A lane has no record yet."""
@@ -158,7 +165,7 @@ class Others:
         """From now on there are others, who may know nothing yet."""
         self.telling = True
         self._told_begun = -1
-        for known in (self._rounds, self._said, self._tried):
+        for known in (self._rounds, self._come, self._said, self._tried):
             known.clear()
         self._urgent = True
         self._new_totals = list(self._totals.values())

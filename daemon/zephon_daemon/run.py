@@ -403,7 +403,8 @@ class Run:
             if before != (gate.rounds, gate.final):
                 out += self._tell_released(gate, epoch)
                 for lane in list(self.lanes.values()):
-                    out += self._advance(lane)
+                    if gate.final or not self.plan.settings.drop_last or lane.group in self._stand_ins.groups:
+                        out += self._advance(lane)
         return out
 
     def _history(self, client: int) -> Iterator[Tell]:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from zephon.columns import Block, Column, Fixed, Ragged, canonical
 from zephon.digests import column_digest
 from zephon.errors import ProtocolError
+from zephon.ops.held_records import HeldRecords
 from zephon.positions import Positions, positions_in, restarting
 from zephon.transport.layout import measure, read
 
@@ -95,6 +96,19 @@ def test_nothing_on_the_way_to_a_rank_makes_them() -> None:
     assert not arrived.touched
     assert arrived.nbytes < arrived.values.nbytes
     assert arrived.values.tolist() == [list(range(8)), [0, *range(7)]]
+
+
+def test_nor_does_an_operator_that_holds_records_and_gives_them_out_in_another_order() -> None:
+    held = HeldRecords()
+    for lengths in ([3, 5, 8, 1, 7], [2, 6, 4, 4]):
+        made = positions_in(np.array(lengths), 8)
+        held.add(Block({"positions": made}, np.zeros((len(made), 3), np.int64)))
+    order = np.array([4, 0, 2, 3])
+    out = held.take(order).fields["positions"]
+    assert isinstance(out, Positions)
+    assert not out.touched
+    solid = np.concatenate([positions_in(np.array(each), 8).values for each in ([3, 5, 8, 1, 7], [2, 6, 4, 4])])
+    assert out.values.tolist() == solid[order].tolist()
 
 
 @pytest.mark.parametrize("runs", [[4, 3], [9, -1], [5, 4], [0, 0], [3, 5]])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from zephon.columns import Block, Bytes, Column, Fixed, IntArray, Ragged, cut, laid
+from zephon.positions import Positions
 
 _SPARSE = 4  # copied records for each one held, from which those held are moved
 _LONG = 64  # values a record from which copying record by record is cheaper than an index for each value
@@ -96,7 +97,12 @@ def _gathered(blocks: dict[int, Block], source: IntArray, row: IntArray) -> Bloc
 
 
 def _stacked(columns: list[Column | None], rows: list[IntArray], places: list[IntArray], count: int) -> Column | None:
-    """The chosen rows of columns that are all arrays of one kind, each copied straight to its place; else None."""
+    """The chosen rows of columns that are all arrays of one kind, each copied straight to its place; else None.
+
+    So for positions, which are little until they are made.
+    """
+    if any(isinstance(column, Positions) for column in columns):
+        return None
     kinds = {(type(c), c.values.dtype) for c in columns if isinstance(c, (Ragged, Bytes))}
     if len(kinds) == 1 and all(isinstance(c, (Ragged, Bytes)) for c in columns):
         return _laid([c for c in columns if isinstance(c, (Ragged, Bytes))], rows, places, count)

@@ -72,6 +72,25 @@ def test_ends_epochs_and_half_a_ring_of_rounds_do_not_wait(act: Any) -> None:
     assert len(unsaid({7: others}, 100.0)[0]) == 1
 
 
+def test_lanes_before_the_one_that_is_furthest_behind_wait() -> None:
+    others = Others(PLAN)
+    others.tell_again()
+    others.take(7)
+    reach(others, ENOUGH * SIZE, lane=0)
+    reach(others, ENOUGH * SIZE, lane=1)
+    (told,), _ = unsaid({7: others}, 1.0)
+    assert told.reached == [[0, 0, ENOUGH * SIZE], [0, 1, ENOUGH * SIZE]]
+    reach(others, 9 * ENOUGH * SIZE, lane=0)
+    assert unsaid({7: others}, 1.0)[0] == []
+    reach(others, 2 * ENOUGH * SIZE, lane=1)
+    (told,), _ = unsaid({7: others}, 1.0)
+    assert told.reached == [[0, 0, 9 * ENOUGH * SIZE], [0, 1, 2 * ENOUGH * SIZE]]
+    others.total(LaneTotal(1, 0, 2 * ENOUGH * SIZE, 0), ours=True)
+    others.take(7)
+    reach(others, 10 * ENOUGH * SIZE, lane=0)
+    assert len(unsaid({7: others}, 1.0)[0]) == 1, "a lane that has ended holds nobody up"
+
+
 def test_that_an_engine_moves_is_told_once_a_second_and_moves_nobody_who_hears_it() -> None:
     others = Others(PLAN)
     others.tell_again()
