@@ -53,27 +53,27 @@ def explain(plan: Plan, execution: Execution, groups: int, strategy: str) -> str
     for group in range(groups):
         lines.append(f"  group {group} of {groups}: lanes {owned_lanes(plan.lanes, groups, group, strategy)}")
     lines.append(_ends(plan))
-    never = never_full(plan, 0)
-    lines += [f"warning: {text}" for text in (warning, never, *wrong) if text]
+    lines += [f"warning: {text}" for text in (warning, *never_full(plan, 0), *wrong) if text]
     return "\n".join(lines)
 
 
-def never_full(plan: Plan, epoch: int) -> str | None:
-    """What to warn of where the rows alone say that no rank gets a batch in the epoch; None where they do not say it.
+def never_full(plan: Plan, epoch: int) -> list[str]:
+    """What to warn of where the rows alone say that no rank gets a batch in the epoch; nothing where they do not.
 
     With `on_error="skip"` lanes may have fewer records than samples, never more.
     """
     if not plan.settings.drop_last or any(operator.changes_counts for operator in plan.operators):
-        return None
+        return []
     samples, size = _samples(plan, epoch), plan.microbatch_size
     if samples is None or (min if plan.settings.even_ends else max)(samples.values()) >= size:
-        return None
+        return []
     lane = min(samples, key=samples.__getitem__)
-    return (
+    text = (
         f"no rank gets a batch: a round takes {many(size, 'record')} of each lane, and lane {lane} of {plan.lanes} has "
         f"{many(samples[lane], 'sample')} in epoch {epoch}. Use fewer lanes, a smaller microbatch_size, or "
         "batch(..., drop_last=False)."
     )
+    return [text]
 
 
 def _where(plan: Plan, operator: Operator) -> str:

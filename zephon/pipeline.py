@@ -170,8 +170,7 @@ class Pipeline(Builder):
         run = self.run(plan, dp_degree=where.dp_degree, group=where.dp_group_id, checkpoint=checkpoint)
         run.end = end = weakref.finalize(run, _end, run.pool, os.getpid())  # also when it is dropped without `close`
         end.atexit = False
-        never = never_full(plan, run.epoch)
-        for text in [*run.pool.check(plan), *([never] if never else [])]:
+        for text in run.pool.check(plan) + never_full(plan, run.epoch):
             warnings.warn(text, stacklevel=4)
         return run
 

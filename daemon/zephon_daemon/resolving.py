@@ -29,8 +29,8 @@ def resolved(recipe: Recipe, order: StartRun, checkpoint: bytes, budget: Budget)
     check_topology(plan.lanes, order.dp_degree, 0, strategy)
     for operator in plan.lane_by_lane:
         operator.setup()
-    never = never_full(plan, loaded.epoch if loaded else 0)
-    for text in [*warnings_from_child(plan, [part.whole for part in plan.lane_by_lane]), *([never] if never else [])]:
+    found = warnings_from_child(plan, [part.whole for part in plan.lane_by_lane])
+    for text in found + never_full(plan, loaded.epoch if loaded else 0):
         warnings.warn(text, stacklevel=2)
     run = Run(
         plan,

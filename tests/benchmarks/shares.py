@@ -24,8 +24,8 @@ ALONE, APART, TOGETHER = (1, 1), (4, 1), (1, 4)
 """Groups, and ranks of each: one rank; four groups of one; one group of four, as tensor-parallel peers are."""
 RANK = "one rank"
 KINDS = ("daemon", "forkserver", "engine", "worker")
-STILL_SECONDS, AT_REST = 0.05, 0.02
-"""At rest is who uses less than this share of a core for so long."""
+STILL_SECONDS, AT_REST, REST_WITHIN = 0.05, 0.02, 60.0
+"""At rest is who uses less than this share of a core for so long; within a minute all are."""
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,10 @@ class _Job:
         for rank in self._ranks:
             rank.tell(["take", -(-batches // self._groups)])
         self._tokens += sum(rank.hear() for rank in self._ranks) / self._readers
-        before, now = 0.0, sum(self._used().values())
+        before, now, limit = 0.0, sum(self._used().values()), time.monotonic() + REST_WITHIN
         while now - before > AT_REST * STILL_SECONDS:
+            if time.monotonic() > limit:
+                raise RuntimeError(f"the daemon at {self._node.socket} does not come to rest while nothing is taken")
             time.sleep(STILL_SECONDS)
             before, now = now, sum(self._used().values())
 
